@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What drafts gain: recorded texts through a model's real steps, with and without drafts by turns.
 
-  draft.py MODEL [--batch 1,4] [--reps 5] [--answer 384] [--device cpu] [--json] [STEEL OPTIONS...]
+  draft.py MODEL [--batch 1,4] [--reps 5] [--answer 384] [--texts edit,json] [--device cpu] [--json] [STEEL OPTIONS...]
   draft.py --write FILE --vocab N          the texts alone, for `steel bench MODEL --replay FILE`
 
 The answers' tokens replace the chosen ones (`steel bench --replay`). So the acceptance is the text's own, and the speed is the model's,
@@ -92,10 +92,11 @@ def texts(vocab, length):
     yield {"name": "random", "prompt": [rng.randrange(vocab) for _ in range(256)], "answer": [rng.randrange(vocab) for _ in range(length)]}
 
 
-def write(path, vocab, length):
+def write(path, vocab, length, names=None):
     with open(path, "w") as f:
         for t in texts(vocab, length):
-            f.write(json.dumps(t) + "\n")
+            if not names or t["name"] in names.split(","):
+                f.write(json.dumps(t) + "\n")
 
 
 def main():
@@ -106,14 +107,15 @@ def main():
     p.add_argument("--reps", default="5")
     p.add_argument("--answer", type=int, default=384, help="tokens of an answer")
     p.add_argument("--vocab", type=int, default=4096, help="ids are below this")
+    p.add_argument("--texts", help="names of the texts (default: all)")
     p.add_argument("--write", metavar="FILE")
     args, more = p.parse_known_args()
     if args.write:
-        return write(args.write, args.vocab, args.answer)
+        return write(args.write, args.vocab, args.answer, args.texts)
     if not args.model:
         p.error("wants a model, or --write")
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
-        write(f.name, args.vocab, args.answer)
+        write(f.name, args.vocab, args.answer, args.texts)
         command = [args.steel, "bench", args.model, "--replay", f.name, "--batch", args.batch, "-r", args.reps, *more]
         return subprocess.run(command).returncode
 

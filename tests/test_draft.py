@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Drafting tokens ahead through the binary: the server's answers with --draft are those without, alone and many at once,
-streamed and not, also in a conversation's second turn; drafts from text for a model without a block; usage, /metrics and `steel
-run` count drafts by source; `steel bench --draft` measures them; what cannot be is said in one line."""
+streamed and not, also in a conversation's second turn; drafts from text for a model without a block; a draft model whose ids are
+others; usage, /metrics and `steel run` count drafts by source; `steel bench --draft` measures them; what cannot be is said in one line."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,12 +13,14 @@ import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import mtp_toy  # noqa: E402
+from gguf_tools import read_safetensors, write_safetensors  # noqa: E402
 from serverlib import Server, bodies, run_tests  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
 WORK = tempfile.TemporaryDirectory(prefix="steel-draft-")
 MODELS = ("qwen3_5_moe", "glm4_moe")
+OTHERS = [chr(0x400 + i) for i in range(256)]
 DRAFTED, ACCEPTED = "steel_draft_tokens_total", "steel_draft_tokens_accepted_total"
 
 
@@ -25,6 +28,30 @@ def toy(name):
     path = os.path.join(WORK.name, name)
     if not os.path.exists(path):
         mtp_toy.main("tests/golden/" + name, path, 1)
+    return path
+
+
+def reordered(name, letters=None):
+    """The same model with its tokens in another order; or with other letters for tokens."""
+    src, path = toy(name), os.path.join(WORK.name, name + ("-other" if letters else "-reordered"))
+    if os.path.exists(path):
+        return path
+    shutil.copytree(src, path)
+    tensors = read_safetensors(f"{path}/model.safetensors")
+    tokenizer = json.load(open(f"{path}/tokenizer.json"))
+    vocab = tokenizer["model"]["vocab"]
+    new = [(7 * i + 3) % len(vocab) for i in range(len(vocab))]
+    assert sorted(new) == list(range(len(vocab)))
+    for tensor in [t for t in tensors if "embed_tokens" in t or "lm_head" in t or "shared_head.head" in t]:
+        dtype, shape, data = tensors[tensor]
+        row = len(data) // shape[0]
+        moved = bytearray(data)
+        for i, to in enumerate(new):
+            moved[to * row : (to + 1) * row] = data[i * row : (i + 1) * row]
+        tensors[tensor] = dtype, shape, bytes(moved)
+    write_safetensors(f"{path}/model.safetensors", tensors)
+    tokenizer["model"]["vocab"] = {letters[i] if letters else c: new[i] for c, i in vocab.items()}
+    json.dump(tokenizer, open(f"{path}/tokenizer.json", "w"))
     return path
 
 
@@ -112,6 +139,52 @@ def from_text():
     assert s.stop() == 0 and plain.stop() == 0
 
 
+def from_a_draft_model():
+    """The model itself with its tokens in another order is right with every greedy token, and the answers are the same."""
+    name = "glm4_moe"
+    model, small = toy(name), reordered(name)
+    run = ("run", model, "-p", "hello there", "--raw", "-n", 40, "--temp", 0, "--repeat-penalty", 1, "--ignore-eos", "--deterministic")
+    want = steel(*run, "--draft", 0)
+    for flags in (("--draft", 4), ("--draft", "model"), ()):
+        got = steel(*run, *flags, "--draft-model", small)
+        assert got.returncode == 0 and got.stdout == want.stdout, (flags, got.stderr)
+        if flags == ("--draft", 4):
+            drafted, right = map(int, re.search(r"drafted (\d+), accepted (\d+)", got.stderr).groups())
+            assert right >= 0.9 * drafted > 20, got.stderr  # it may round otherwise
+    plain = Server(BUILD, "--draft", "off", model=model)
+    expected = {b["seed"]: answer(plain, b) for b in bodies(12, 1)}
+    plain.stop()
+    for flags in (("--draft", "3"), ("--draft", "model", "--draft-device", "cpu"), ()):
+        s = Server(BUILD, "--draft-model", small, *flags, model=model)
+        assert {b["seed"]: answer(s, b) for b in bodies(12, 1)} == expected, flags
+        assert crowd(s) == expected, flags
+        if flags[:2] == ("--draft", "3"):
+            body = {"prompt": "abcdefgh", "max_tokens": 40, "temperature": 0, "repeat_penalty": 1, "ignore_eos": True}
+            d = s.json("/v1/completions", body)["usage"]["completion_tokens_details"]
+            assert d["model_draft_tokens"] >= d["model_draft_tokens_accepted"] > 20, d
+            m = s.metrics()
+            assert m[DRAFTED] == m['steel_draft_tokens_by_source_total{source="model"}'] > 0, m
+            assert m[ACCEPTED] == m['steel_draft_tokens_accepted_by_source_total{source="model"}'] > 20, m
+        assert s.stop() == 0
+    got = steel("plan", model, "--no-probe", "--draft-model", small)
+    assert got.returncode == 0 and "draft model " in got.stdout, got
+
+
+def experts_from_the_file():
+    """--expert-memory: experts that are read when drafts want them. The answers are those with all in memory, without drafts."""
+    model, small = toy("glm4_moe"), reordered("glm4_moe")
+    parts = json.loads(steel("plan", model, "--json", "--no-probe", "--device", "cpu").stdout)["here"]["parts"]
+    some = next(p for p in parts if p["part"] == "experts")["memory"] * 2 // 3 // 1024 + 1
+    run = ("run", model, "-p", "ab ab ab ab", "--raw", "-n", 60, "--ignore-eos", "--deterministic", "--device", "cpu")
+    for seed, more in ((0, ("--temp", 0)), (3, ("--temp", 0.7))):
+        want = steel(*run, "-s", seed, *more, "--draft", "off")
+        assert want.returncode == 0, want
+        for flags in (("--draft", "text"), ("--draft", 2), ("--draft", 5, "--draft-model", small), ("--draft-model", small)):
+            got = steel(*run, "-s", seed, *more, "--expert-memory", f"{some}K", *flags)
+            assert got.returncode == 0 and got.stdout == want.stdout, (flags, got, want)
+            assert flags[1] not in (2, 5) or "drafted" in got.stderr, got
+
+
 def from_the_command_line():
     model = toy("qwen3_5_moe")
     run = ("run", model, "-p", "hello there", "--raw", "-n", 40, "-s", 3, "--temp", 1, "--ignore-eos", "--deterministic")
@@ -136,6 +209,8 @@ def replays():
     open(texts, "w").write("".join(json.dumps(t) + "\n" for t in short))
     got = steel("bench", "tests/golden/qwen3", "--replay", texts, "-b", "1,2", "-r", 1, "--json")
     rows = [json.loads(line) for line in got.stdout.splitlines()]
+    rows, learned = rows[:4], rows[4:]
+    assert learned and all(r["step_ms"] > 0 and r["by_draft_rows"] for r in learned), got
     assert [(r["text"], r["sequences"]) for r in rows] == [(t, n) for n in (1, 2) for t in ("edit", "random")], got
     assert all(r["generated"] == 40 * r["sequences"] and r["accepted"] <= r["drafted"] for r in rows), rows
     for bad in ("", "{}", '{"name": "a", "prompt": [1], "answer": [-1]}', '{"name": "a", "prompt": [1], "answer": [1, 2]}', "[",
@@ -149,11 +224,21 @@ def replays():
 def refusals():
     for args, what in ((("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", 1), "has no block that drafts"),
                        (("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", "head"), "has no block that drafts"),
-                       (("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", "txt"), "auto, text, head, off"),
+                       (("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", "txt"), "auto, text, head, model, off"),
+                       (("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", "model"), "no draft model is given"),
+                       (("run", toy("glm4_moe"), "-p", "a", "--draft-model", "/none.gguf"), "--draft-model: /none.gguf"),
+                       (("run", toy("glm4_moe"), "-p", "a", "--draft-model", "tests/golden/bert"), "makes embeddings"),
+                       (("run", toy("glm4_moe"), "-p", "a", "--draft-model", "tests/golden/qwen3"), "cannot be compared"),
+                       (("run", toy("glm4_moe"), "-p", "a", "--draft-model", reordered("glm4_moe", OTHERS)), "of the model's 144 tokens"),
+                       (("run", toy("glm4_moe"), "-p", "a", "--draft", "text", "--draft-model", toy("glm4_moe")), "excludes it"),
+                       (("run", toy("glm4_moe"), "-p", "a", "--draft", "off", "--draft-model", toy("glm4_moe")), "excludes it"),
+                       (("run", toy("glm4_moe"), "-p", "a", "--draft-device", "cpu"), "there is no --draft-model"),
+                       (("serve", toy("glm4_moe"), toy("qwen3_5_moe"), "--port", 1, "--draft-model", toy("glm4_moe")), "with several models"),
+                       (("plan", toy("glm4_moe"), "--tp", "2", "--draft-model", toy("glm4_moe")), "one process"),
                        (("run", toy("glm4_moe"), "-p", "a", "--raw", "--draft", 9), "--draft")):
         r = steel(*args)
         assert r.returncode != 0 and what in r.stderr and len(r.stderr.splitlines()) <= 3, r
     assert "multi-token prediction" not in steel("show", "--brief", "tests/golden/qwen3_5").stdout
 
 
-run_tests([same_answers, constrained, from_text, from_the_command_line, replays, refusals])
+run_tests([same_answers, constrained, from_text, from_a_draft_model, experts_from_the_file, from_the_command_line, replays, refusals])

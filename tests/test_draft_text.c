@@ -4,28 +4,9 @@
  * whatever depth, for attention, sliding windows, convolutions, recurrent states and experts, for quantised caches, under
  * penalties, stop strings, constraints, adapters, n > 1, preemption, and from the cache. Recent answers save steps.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
+#include "draft_crowd.h"
 
-#include "base/mem.h"
-#include "engine/engine.h"
-#include "mtp_toy.h"
-#include "text/grammar/grammar.h"
-
-enum { CROWD = 9, MOST = 256, ANSWERS = CROWD + 1 };
-
-static uint32_t draw(uint32_t *s, uint32_t n)
-{
-    *s = *s * 1664525u + 1013904223u;
-    return (*s >> 8) % n;
-}
+static const double free_of_cost[DRAFT_MAKERS]; /* drafts from text */
 
 /* The longest earlier past that a plain search finds, among all positions. */
 static int longest(const int32_t *text, int n)
@@ -182,7 +163,7 @@ static void depths_that_pay(void **state)
                 draft_cost_learn(
                     &c, 1, draft_levels[level], false,
                     (int64_t)(1000 * (k ? 1 + cases[i].row * draft_levels[level] : 30)));
-        int n = draft_cost_choose(&c, 1, o, 1, 0, false);
+        int n = draft_cost_choose(&c, 1, o, 1, free_of_cost, false, NULL);
         assert_int_equal(n, o[0].depth);
         if (n < cases[i].least || n > cases[i].most)
             fail_msg("a row %.2f, p %.2f: %d drafts", cases[i].row, cases[i].p, n);
@@ -195,7 +176,7 @@ static void depths_that_pay(void **state)
     for (int k = 0; k < 2; k++)
         for (int level = 1; level < DRAFT_LEVELS; level++)
             draft_cost_learn(&c, 2, draft_levels[level], false, 1000 + 60 * draft_levels[level]);
-    draft_cost_choose(&c, 2, o, 2, 0, false);
+    draft_cost_choose(&c, 2, o, 2, free_of_cost, false, NULL);
     assert_true(o[1].depth == 5 && o[0].depth > 0 && o[0].depth < 5);
     /* a cost that was high once is measured again later */
     double before = draft_cost_ratio(&c, 2, 3);
@@ -204,241 +185,115 @@ static void depths_that_pay(void **state)
     assert_true(draft_cost_ratio(&c, 2, 3) < 1 + 0.3 * (before - 1));
 }
 
-static char dir[] = "/tmp/steel-draft-text-XXXXXX";
-
-struct answer {
-    int32_t tokens[MOST];
-    float logprobs[MOST];
-    char text[2048];
-    size_t n_text;
-    int n, stop;
-    enum finish finish;
-    struct usage_count usage;
+/* The time of a step of n sequences with x draft rows: a fixed part, a part for each row, and one for drafts at all. */
+struct machine {
+    const char *name;
+    double fixed, row, drafts;
 };
 
-/* What is drafted: earlier text, `fixed` tokens; or random depths, of the true tokens with some wrong ones between. */
-static struct drafting {
-    int fixed;
-    bool random;
-    uint32_t state;
-} how;
-
-/* The answers that random drafts are taken from: prompt and answer. */
-static struct known {
-    int32_t tokens[MOST];
-    int n;
-} known[ANSWERS];
-static int n_known;
-
-static int write_drafts(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts, int n,
-                        int most)
+static double time_of(const struct machine *m, int n, int x)
 {
-    (void)arg;
-    int depth = (int)draw(&how.state, (uint32_t)most + 1);
-    if (!how.random)
-        return n;
-    for (int k = 0; k < depth; k++)
-        drafts[k] = (int32_t)draw(&how.state, 100);
-    for (int i = 0; i < n_known; i++) {
-        const struct known *a = &known[i];
-        if (a->n < n_tokens || memcmp(a->tokens, tokens, (size_t)n_tokens * sizeof *tokens) != 0)
-            continue;
-        for (int k = 0; k < depth && n_tokens + k < a->n; k++)
-            if (draw(&how.state, 6))
-                drafts[k] = a->tokens[n_tokens + k];
-        break;
-    }
-    return depth;
+    return (m->fixed + m->row * (n + x) + (x ? m->drafts : 0)) / (m->fixed + m->row * n);
 }
 
-struct setting {
-    const char *model, *lora;
-    enum dtype k_type, v_type;
-    int kv_tokens;
-};
-
-static struct engine *open_engine(const struct setting *s, bool drafts)
+/* Tokens per time of n sequences, each with drafts of probability p in every step, in those without drafts. */
+static double gain_of(const struct machine *m, int n, double p, double made, double prior)
 {
-    char path[128];
-    struct adapter_ref lora;
-    struct error err = {0};
-    mtp_toy_plain(dir, s->model, path, sizeof path);
-    struct engine_options opt = {.runtime = {.context = MOST,
-                                             .kv_tokens = s->kv_tokens,
-                                             .k_type = s->k_type,
-                                             .v_type = s->v_type,
-                                             .max_seqs = 8,
-                                             .max_tokens = 128}};
-    if (drafts) {
-        opt.runtime.draft = how.random ? 1 : how.fixed;
-        opt.runtime.draft_from = 1u << DRAFT_TEXT | 1u << DRAFT_GRAMMAR;
-    }
-    opt.runtime.backend.threads = 2;
-    opt.runtime.backend.deterministic = true;
-    if (s->lora) {
-        CHECK(adapter_ref_parse(s->lora, &lora, &err), "%s", err.msg);
-        opt.runtime.loras = &lora;
-        opt.runtime.n_loras = 1;
-    }
-    struct engine *e = engine_open(path, &opt);
-    if (!engine_wait(e, &err))
-        fail_msg("%s", err.msg);
-    if (s->lora)
-        mem_free(lora.path);
-    if (drafts)
-        engine_on_draft(e, write_drafts, NULL);
-    return e;
-}
-
-static void run(struct engine *e, struct request_spec *specs, struct answer *answers, int n)
-{
-    struct events *q = events_new();
-    struct engine_event ev;
-    struct error err = {0};
-    int left = 0;
-    for (int i = 0; i < n; i++) {
-        int choices = specs[i].n ? specs[i].n : 1;
-        specs[i].queue = q;
-        specs[i].user = answers + left;
-        memset(answers + left, 0, sizeof *answers * (size_t)choices);
-        left += choices;
-    }
-    for (int i = 0; i < n; i++)
-        if (engine_submit(e, &specs[i], NULL, &err) != SUBMIT_OK)
-            fail_msg("%s", err.msg);
-    while (left > 0) {
-        assert_true(events_next(q, &ev, -1));
-        struct answer *a = (struct answer *)ev.user + ev.index;
-        memcpy(a->text + a->n_text, ev.text, ev.n_text);
-        a->n_text += ev.n_text;
-        if (ev.kind == EVENT_TOKEN) {
-            a->logprobs[a->n] = ev.logprob;
-            a->tokens[a->n++] = ev.token;
+    enum { STEPS = 2000 };
+    static struct draft_cost c;
+    static struct draft_rate own[DRAFT_CROWD][DRAFT_CLASSES];
+    struct draft_offer o[DRAFT_CROWD];
+    const double makes[DRAFT_MAKERS] = {[1] = made};
+    double tokens = 0, time = 0;
+    uint32_t s = 3;
+    c = (struct draft_cost){0};
+    memset(own, 0, sizeof own);
+    for (int step = 0; step < STEPS; step++) {
+        int x = 0, deepest = 0;
+        for (int i = 0; i < n; i++) {
+            double q = draft_rate_of(&c, own[i], 0, prior);
+            o[i] = (struct draft_offer){.most = 8, .p = {q, q}, .maker = made > 0};
         }
-        if (ev.kind == EVENT_DONE) {
-            left--;
-            a->finish = ev.finish;
-            a->stop = ev.stop;
-            a->usage = ev.usage;
+        if (draft_cost_known(&c, n))
+            draft_cost_choose(&c, n, o, n, makes, false, NULL);
+        for (int i = 0; i < n; i++) {
+            o[i].depth += !o[i].depth && draft_cost_known(&c, n) && draft_rate_try(&c, 0, n, made);
+            x += o[i].depth;
+            deepest = o[i].depth > deepest ? o[i].depth : deepest;
+        }
+        double ratio = time_of(m, n, x) * (0.9 + 0.2 * draw(&s, 1000) / 1000);
+        draft_cost_learn(&c, n, x, false, (int64_t)(1e6 * ratio));
+        time += ratio + deepest * made;
+        for (int i = 0; i < n; i++) {
+            int right = 0;
+            while (right < o[i].depth && draw(&s, 1000) < 1000 * p)
+                right++;
+            tokens += 1 + right;
+            draft_rate_rest(own[i]);
+            if (o[i].depth)
+                draft_rate_learn(&c, own[i], 0, right, right < o[i].depth);
         }
     }
-    events_free(q);
+    return tokens / time / n;
 }
 
-static struct grammar *grammar, *form;
-
-/* Requests of every kind, whose prompts repeat themselves. */
-static void crowd(struct request_spec *specs, int32_t prompts[][64], bool lora)
+/* Whatever rows cost and however often drafts are accepted, with any number of sequences: drafts lose 3 % at most, and gain
+ * where there is much to gain. Times vary by 10 %. */
+static void never_much_slower(void **state)
 {
-    static const char *const stops[] = {"q", "zz"};
-    for (int i = 0; i < CROWD; i++) {
-        uint32_t s = 77u * (uint32_t)i + 5;
-        int n = 24 + 5 * i;
-        for (int k = 0; k < n; k++)
-            prompts[i][k] = k < 12 ? (int32_t)draw(&s, 90) : prompts[i][k - 12];
-        specs[i] = (struct request_spec){
-            .prompt = prompts[i], .n_prompt = n, .max_tokens = 60, .ignore_eos = true};
-        specs[i].sample = sample_params_default();
-        specs[i].sample.seed = (uint64_t)i;
-        specs[i].sample.temp = i % 2 ? 1.0f : 0;
-        specs[i].client = (uint64_t)i % 3;
-        specs[i].n_loras = lora && i % 2;
-        specs[i].loras[0] = (struct lora_pick){.adapter = 0, .scale = 1, .serial = 1};
-    }
-    specs[2].sample.repeat_penalty = 1.3f;
-    specs[3].sample.frequency_penalty = 0.4f;
-    specs[3].logprobs = specs[0].logprobs = true;
-    specs[3].n_top = 3;
-    specs[4].stop = specs[1].stop = stops;
-    specs[4].n_stop = specs[1].n_stop = 2;
-    specs[5].n = 2;
-    specs[6].grammar = grammar;
-    specs[8].grammar = form; /* mostly determined, but its logits are wanted */
-    specs[6].ignore_eos = specs[8].ignore_eos = false;
-    specs[8].logprobs = true;
-    specs[7].min_tokens = 7;
-    specs[7].ignore_eos = false;
-}
-
-static void assert_same(const struct answer *a, const struct answer *b)
-{
-    assert_int_equal(a->n, b->n);
-    assert_memory_equal(a->tokens, b->tokens, (size_t)a->n * sizeof *a->tokens);
-    assert_memory_equal(a->logprobs, b->logprobs, (size_t)a->n * sizeof *a->logprobs);
-    assert_int_equal(a->n_text, b->n_text);
-    assert_memory_equal(a->text, b->text, a->n_text);
-    assert_int_equal(a->finish, b->finish);
-    assert_int_equal(a->stop, b->stop);
-    assert_int_equal(a->usage.n_generated, b->usage.n_generated);
-}
-
-static struct engine_stats close_engine(struct engine *e)
-{
-    struct engine_stats st;
-    engine_stats(e, &st);
-    assert_int_equal(st.pages_held, 0);
-    kvcache_verify(engine_runtime(e)->kv);
-    engine_close(e);
-    return st;
+    (void)state;
+    static const struct machine machines[] = {{"weights read once", 1, 0.05, 0},
+                                              {"experts", 0.3, 0.7, 0},
+                                              {"arithmetic", 0, 1, 0},
+                                              {"drafts cost more", 1, 0.03, 0.9},
+                                              {"and rows, too", 0.5, 0.5, 1}};
+    static const double accepted[] = {0, 0.1, 0.3, 0.5, 0.7, 0.95}, priors[] = {0.35, 0.65, 0.85};
+    double least = 9, most = 0;
+    for (size_t m = 0; m < sizeof machines / sizeof *machines; m++)
+        for (size_t p = 0; p < sizeof accepted / sizeof *accepted; p++)
+            for (size_t k = 0; k < sizeof priors / sizeof *priors; k++)
+                for (int n = 1; n <= DRAFT_CROWD; n *= 2)
+                    for (int made = 0; made < 2; made++) {
+                        double gain = gain_of(&machines[m], n, accepted[p], made * 0.15, priors[k]);
+                        least = gain < least ? gain : least;
+                        most = gain > most ? gain : most;
+                        bool pays = m == 0 && n == 1 && accepted[p] > 0.9;
+                        if (gain < 0.97 || (pays && gain < 2.5))
+                            fail_msg("%s, %d sequences, %.2f accepted of %.2f: %.3f",
+                                     machines[m].name, n, accepted[p], priors[k], gain);
+                    }
+    print_message("gains from %.3f to %.3f\n", least, most);
 }
 
 static const struct setting settings[] = {
-    {"qwen3", "tests/golden/qwen3-lora", DT_NONE, DT_NONE, 0},
-    {"gemma3", NULL, DT_Q8_0, DT_Q8_0, 0},  /* sliding windows */
-    {"gpt_oss", NULL, DT_NONE, DT_NONE, 0}, /* sinks, experts */
-    {"deepseek_v3", NULL, DT_NONE, DT_NONE, 0},
-    {"qwen3_5", NULL, DT_NONE, DT_NONE, 0}, /* delta net */
-    {"lfm2", NULL, DT_NONE, DT_NONE, 0},    /* convolutions */
-    {"nemotron_h", NULL, DT_NONE, DT_NONE, 0},
-    {"llama4", NULL, DT_NONE, DT_NONE, 0},
-    {"gemma3", NULL, DT_F8_E4M3, DT_Q4_0, 0},
-    {"qwen3", NULL, DT_NONE, DT_NONE, 256},   /* few pages: sequences are preempted */
-    {"qwen3_5", NULL, DT_NONE, DT_NONE, 256}, /* and states */
+    {.model = "qwen3", .lora = "tests/golden/qwen3-lora"},
+    {.model = "gemma3", .k_type = DT_Q8_0, .v_type = DT_Q8_0}, /* sliding windows */
+    {.model = "gpt_oss"},                                      /* sinks, experts */
+    {.model = "deepseek_v3"},
+    {.model = "qwen3_5"}, /* delta net */
+    {.model = "lfm2"},    /* convolutions */
+    {.model = "nemotron_h"},
+    {.model = "llama4"},
+    {.model = "gemma3", .k_type = DT_F8_E4M3, .v_type = DT_Q4_0},
+    {.model = "qwen3", .kv_tokens = 256},   /* few pages: sequences are preempted */
+    {.model = "qwen3_5", .kv_tokens = 256}, /* and states */
 };
 
 static void answers_are_the_same(void **state)
 {
     (void)state;
-    static struct answer want[ANSWERS], got[ANSWERS];
+    static struct answer want[ANSWERS];
     struct request_spec specs[CROWD];
     int32_t prompts[CROWD][64];
-    struct error err = {0};
-    const char *regex = "([a-f]{3}[0-9]+ ){2,9}END";
-    grammar = grammar_compile(
-        &(struct grammar_source){.kind = GRAMMAR_REGEX, .text = regex, .len = strlen(regex)}, &err);
-    CHECK(grammar, "%s", err.msg);
-    regex = "(\\{\"name\": \"[a-e]{2,4}\", \"value\": [0-9]{1,2}\\} ){1,3}";
-    form = grammar_compile(
-        &(struct grammar_source){.kind = GRAMMAR_REGEX, .text = regex, .len = strlen(regex)}, &err);
-    CHECK(form, "%s", err.msg);
+    make_grammars();
     for (size_t m = 0; m < sizeof settings / sizeof *settings; m++) {
         crowd(specs, prompts, settings[m].lora != NULL);
-        struct engine *e = open_engine(&settings[m], false);
-        run(e, specs, want, CROWD);
-        uint64_t steps = close_engine(e).n_steps;
-        n_known = 0;
-        for (int i = 0; i < CROWD; i++) {
-            struct known *k = &known[n_known++];
-            const struct answer *a = &want[i < 6 ? i : i + 1];
-            k->n = specs[i].n_prompt + a->n;
-            memcpy(k->tokens, specs[i].prompt, (size_t)specs[i].n_prompt * sizeof *k->tokens);
-            memcpy(k->tokens + specs[i].n_prompt, a->tokens, (size_t)a->n * sizeof *k->tokens);
-        }
-        static const struct drafting ways[] = {{3, false, 0}, {16, false, 0}, {0, true, 9}};
+        uint64_t steps = answer_plainly(&settings[m], specs, want);
+        static const struct drafting ways[] = {
+            {.fixed = 3}, {.fixed = 16}, {.random = true, .state = 9}};
         for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
             how = ways[w];
-            e = open_engine(&settings[m], true);
-            for (int again = 0; again < 2; again++) { /* the second time from recent answers */
-                run(e, specs, got, CROWD);
-                for (int i = 0; i < ANSWERS; i++)
-                    assert_same(&want[i], &got[i]);
-            }
-            for (int i = 0, at = 0; i < CROWD; at += specs[i++].n == 2 ? 2 : 1) {
-                run(e, &specs[i], got, 1);
-                for (int k = 0; k < (specs[i].n ? specs[i].n : 1); k++)
-                    assert_same(&want[at + k], &got[k]);
-            }
-            struct engine_stats st = close_engine(e);
+            struct engine_stats st = answer_with_drafts(&settings[m], specs, want);
             uint64_t drafted = st.n_drafted[DRAFT_TEXT], accepted = st.n_accepted[DRAFT_TEXT];
             uint64_t forced = st.n_accepted[DRAFT_GRAMMAR];
             print_message("%s, %s %d: %d of %d accepted, %d of %d forced, %d steps (%d without)\n",
@@ -463,7 +318,7 @@ static void recent_answers_save_steps(void **state)
     int32_t prompt[40];
     uint32_t s = 5;
     how = (struct drafting){.fixed = 15};
-    struct setting plain = {"qwen3", NULL, DT_NONE, DT_NONE, 0};
+    struct setting plain = {.model = "qwen3"};
     struct engine *e = open_engine(&plain, true);
     for (int i = 0; i < 40; i++)
         prompt[i] = (int32_t)draw(&s, 90);
@@ -492,10 +347,10 @@ static void recent_answers_save_steps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_what_was_before),    cmocka_unit_test(long_prompts_in_pieces),
-        cmocka_unit_test(clients_are_kept_apart),   cmocka_unit_test(history_is_bounded),
-        cmocka_unit_test(depths_that_pay),          cmocka_unit_test(answers_are_the_same),
-        cmocka_unit_test(recent_answers_save_steps)};
+        cmocka_unit_test(finds_what_was_before),  cmocka_unit_test(long_prompts_in_pieces),
+        cmocka_unit_test(clients_are_kept_apart), cmocka_unit_test(history_is_bounded),
+        cmocka_unit_test(depths_that_pay),        cmocka_unit_test(never_much_slower),
+        cmocka_unit_test(answers_are_the_same),   cmocka_unit_test(recent_answers_save_steps)};
     CHECK(mkdtemp(dir), "a folder");
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     mtp_toy_remove(dir);

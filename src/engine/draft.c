@@ -1,15 +1,14 @@
 /* Speculative decoding: see draft.h. */
 #include "engine/draft.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Classes of drafts: text by the length of its match, the sequence's own and recent answers; the block's first draft and
- * those after it. What is expected of each before anything is known. */
-enum { TEXT_LENGTHS = 5, CLASS_RECENT = TEXT_LENGTHS, CLASS_HEAD = 2 * TEXT_LENGTHS };
-static const double priors[DRAFT_CLASSES] = {0.35, 0.5, 0.65, 0.75, 0.85, 0.3,
-                                             0.45, 0.6, 0.7,  0.8,  0.6,  0.5};
+/* What is expected of each class before anything is known. */
+static const double priors[DRAFT_CLASSES] = {0.35, 0.5, 0.65, 0.75, 0.85, 0.3,  0.45,
+                                             0.6,  0.7, 0.8,  0.6,  0.5,  0.65, 0.6};
 
 void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step,
                 const struct draft_options *opt, int n_vocab)
@@ -24,6 +23,7 @@ void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *ste
     sp->wants = mem_zalloc(n, sizeof *sp->wants);
     sp->offers = mem_zalloc(n, sizeof *sp->offers);
     sp->depths = mem_zalloc(n, sizeof *sp->depths);
+    sp->wishes = mem_zalloc(n, sizeof *sp->wishes);
     sp->drafts = mem_zalloc(n * DRAFT_DEPTH, sizeof *sp->drafts);
 }
 
@@ -34,7 +34,9 @@ void draft_clear(struct drafter *sp)
     mem_free(sp->wants);
     mem_free(sp->offers);
     mem_free(sp->depths);
+    mem_free(sp->wishes);
     mem_free(sp->drafts);
+    draft_model_free(sp->opt.model);
     draft_history_clear(&sp->history);
     *sp = (struct drafter){0};
 }
@@ -104,28 +106,61 @@ static double expected(const struct draft_offer *o)
     return sum;
 }
 
-void draft_head_rates(const struct drafter *sp, const struct draft_rate *own, double p[2])
+void draft_rates(const struct drafter *sp, const struct draft_rate *own, int class, double p[2])
 {
     for (int k = 0; k < 2; k++)
-        p[k] = draft_rate_of(&sp->cost, own, CLASS_HEAD + k, priors[CLASS_HEAD + k]);
+        p[k] = draft_rate_of(&sp->cost, own, class + k, priors[class + k]);
 }
 
-/* The better source for q, and its offer. head: the block may draft for it. drafts (most): the text's. */
+static void costs_of(const struct drafter *sp, double make[DRAFT_MAKERS])
+{
+    int n = sp->sched->running.n;
+    make[MAKER_NONE] = 0;
+    make[MAKER_HEAD] = uses(sp, DRAFT_HEAD) ? draft_head_cost(sp, n) : 0;
+    make[MAKER_MODEL] = uses(sp, DRAFT_MODEL) ? draft_small_cost(sp, n) : 0;
+}
+
+/* What an offer is worth: tokens per time, or tokens while times are unknown. */
+static double worth(const struct drafter *sp, const struct draft_offer *o)
+{
+    double make[DRAFT_MAKERS], rate = 0;
+    struct draft_offer alone = *o;
+    if (!o->most || !draft_cost_known(&sp->cost, sp->sched->running.n))
+        return o->most ? expected(o) : 0;
+    costs_of(sp, make);
+    draft_cost_choose(&sp->cost, sp->sched->running.n, &alone, 1, make, sp->opt.async, &rate);
+    return rate;
+}
+
+/* The best source for q, and its offer. head: the block may draft for it. drafts (most): the text's. */
 static struct draft_offer offer_of(const struct drafter *sp, struct seq *q, bool head,
                                    int32_t *drafts, int most)
 {
-    struct draft_offer text = {.again = sp->kv->states != NULL}, block = text;
     struct draft_seq *d = q->draft;
+    struct draft_offer text = {.again = sp->kv->states != NULL}, best = text;
     if (!d || q->no_draft || q->n_tokens <= q->n_prompt)
         return text;
     text.most = write_text(sp, q, drafts, most);
     d->class = class_of(&d->match);
     text.p[0] = text.p[1] = draft_rate_of(&sp->cost, d->rates, d->class, priors[d->class]);
-    block.most = !head ? 0 : most < sp->opt.most_head ? most : sp->opt.most_head;
-    draft_head_rates(sp, d->rates, block.p);
-    bool better = block.most && (!text.most || expected(&block) > expected(&text));
-    d->source = better ? DRAFT_HEAD : DRAFT_TEXT;
-    return better ? block : text;
+    struct draft_offer block = {.most = !head                      ? 0
+                                        : most < sp->opt.most_head ? most
+                                                                   : sp->opt.most_head,
+                                .again = text.again,
+                                .maker = MAKER_HEAD};
+    draft_rates(sp, d->rates, CLASS_HEAD, block.p);
+    struct draft_offer small = draft_small_offer(sp, q, most);
+    best = text;
+    d->source = DRAFT_TEXT;
+    if (block.most && (!best.most || worth(sp, &block) > worth(sp, &best))) {
+        best = block;
+        d->source = DRAFT_HEAD;
+    }
+    if (small.most && (!best.most || worth(sp, &small) > worth(sp, &best))) {
+        best = small;
+        d->source = DRAFT_MODEL;
+    }
+    return best;
 }
 
 /* Offers for the sequences of a step; many sequences get none. */
@@ -153,9 +188,12 @@ static bool text_pays(struct drafter *sp, struct seq *const *seqs, int n)
             return true;
     if (!draft_cost_known(&sp->cost, running))
         return false;
-    bool pays = draft_cost_choose(&sp->cost, running, sp->offers, n, 0, false) > 0;
+    double make[DRAFT_MAKERS];
+    costs_of(sp, make);
+    bool pays = draft_cost_choose(&sp->cost, running, sp->offers, n, make, false, NULL) > 0;
     for (int i = 0; !pays && i < n; i++)
-        if (sp->offers[i].most && draft_rate_try(&sp->cost, seqs[i]->draft->class))
+        if (sp->offers[i].most && seqs[i]->draft->source == DRAFT_TEXT &&
+            draft_rate_try(&sp->cost, seqs[i]->draft->class, running, 0))
             return sp->tries_text = true;
     return pays;
 }
@@ -175,7 +213,8 @@ bool draft_follows(struct drafter *sp, const struct step_item *items, struct seq
     sp->head_follows = head && draft_head_follows(sp, seqs, n);
     for (int i = 0; head && !sp->head_follows && i < n; i++)
         seqs[i]->unfollowed = true;
-    return sp->head_follows || drafts || sp->hook || text_pays(sp, seqs, n);
+    return sp->head_follows || drafts || sp->hook_makes || draft_small_follows(sp, seqs, n) ||
+           text_pays(sp, seqs, n);
 }
 
 /* The drafts of each offer: the fixed number, or what pays. */
@@ -190,23 +229,30 @@ static void choose_depths(struct drafter *sp, struct seq *const *seqs, int n)
         return;
     }
     if (draft_cost_known(&sp->cost, running)) {
-        bool head = false;
-        for (int i = 0; i < n; i++)
-            head |= sp->offers[i].most && seqs[i]->draft->source == DRAFT_HEAD;
-        draft_cost_choose(&sp->cost, running, sp->offers, n,
-                          head ? draft_head_cost(sp, running) : 0, sp->opt.async);
+        double make[DRAFT_MAKERS];
+        costs_of(sp, make);
+        draft_cost_choose(&sp->cost, running, sp->offers, n, make, sp->opt.async, NULL);
     }
     for (int i = 0; i < n; i++) {
         struct draft_offer *o = &sp->offers[i];
         if (!o->most || o->depth)
             continue;
-        bool text = seqs[i]->draft->source == DRAFT_TEXT;
-        if (text && !sp->opt.async)
-            o->depth = draft_rate_try(&sp->cost, seqs[i]->draft->class);
+        enum draft_source source = seqs[i]->draft->source;
+        if (source == DRAFT_TEXT && !sp->opt.async)
+            o->depth = draft_rate_try(&sp->cost, seqs[i]->draft->class, running, 0);
+        else if (source == DRAFT_MODEL)
+            o->depth =
+                draft_rate_try(&sp->cost, CLASS_MODEL, running, draft_small_cost(sp, running));
         else
-            o->depth = text ? sp->tries_text : tries;
+            o->depth = source == DRAFT_TEXT ? sp->tries_text : tries;
     }
     sp->tries_text = false;
+}
+
+/* The class of its drafts; of those that are made, of the first one. */
+static int class_from(const struct draft_seq *d)
+{
+    return d->source == DRAFT_TEXT ? d->class : d->source == DRAFT_HEAD ? CLASS_HEAD : CLASS_MODEL;
 }
 
 /* Fits the drafts of q to its constraint. Forced tokens are added where the chance that all drafts before them are accepted
@@ -220,9 +266,8 @@ static void fit_drafts(struct drafter *sp, struct seq *q, int most)
     if (q->no_draft || most < n || running > DRAFT_CROWD || q->n_tokens <= q->n_prompt)
         return;
     memcpy(drafts, q->tokens + q->n_tokens, (size_t)n * sizeof *drafts);
-    double p = d->source == DRAFT_TEXT
-                   ? draft_rate_of(&sp->cost, d->rates, d->class, priors[d->class])
-                   : draft_rate_of(&sp->cost, d->rates, CLASS_HEAD, priors[CLASS_HEAD]);
+    int class = class_from(d);
+    double p = draft_rate_of(&sp->cost, d->rates, class, priors[class]);
     double row = running * (draft_cost_ratio(&sp->cost, running, 1) - 1);
     bool more = uses(sp, DRAFT_GRAMMAR) && (sp->opt.fixed || pow(p, n) > row);
     int fits = sp->fit(sp->fit_arg, q, drafts, n, more ? most : n, &d->n_own);
@@ -238,13 +283,17 @@ bool draft_make(struct drafter *sp, const struct step_item *items, struct seq *c
     choose_depths(sp, seqs, n);
     for (int i = 0; i < n; i++) {
         int depth = sp->offers[i].depth;
-        bool text = depth && seqs[i]->draft->source == DRAFT_TEXT;
-        sp->depths[i] = text ? 0 : depth;
-        if (text)
+        enum draft_source source = depth ? seqs[i]->draft->source : DRAFT_TEXT;
+        sp->depths[i] = source == DRAFT_HEAD ? depth : 0;
+        if (depth && source == DRAFT_TEXT)
             seq_draft(seqs[i], sp->drafts + (size_t)i * DRAFT_DEPTH, depth);
     }
+    int64_t start = clock_ns();
+    if (uses(sp, DRAFT_MODEL) && !draft_small_make(sp, seqs, wants, n, err))
+        return false;
     if (sp->head_follows && !draft_head_make(sp, items, seqs, sp->depths, n, err))
         return false;
+    sp->made_ns = clock_ns() - start;
     for (int i = 0; sp->fit && i < n; i++)
         if (seqs[i] && seqs[i]->draft)
             fit_drafts(sp, seqs[i], wants[i] < DRAFT_DEPTH ? wants[i] : DRAFT_DEPTH);
@@ -284,13 +333,14 @@ void draft_verified(struct drafter *sp, struct seq *q, int n_draft, int n_accept
     bool failed = n_accepted < n_draft;
     if (!n_draft)
         return;
+    int class = class_from(d);
     if (d->source == DRAFT_TEXT) {
-        draft_rate_learn(&sp->cost, d->rates, d->class, n_accepted, failed);
+        draft_rate_learn(&sp->cost, d->rates, class, n_accepted, failed);
         return;
     }
-    draft_rate_learn(&sp->cost, d->rates, CLASS_HEAD, n_accepted > 0, !n_accepted);
+    draft_rate_learn(&sp->cost, d->rates, class, n_accepted > 0, !n_accepted);
     if (n_accepted)
-        draft_rate_learn(&sp->cost, d->rates, CLASS_HEAD + 1, n_accepted - 1, failed);
+        draft_rate_learn(&sp->cost, d->rates, class + 1, n_accepted - 1, failed);
 }
 
 enum draft_source draft_source_of(const struct seq *q, int i)
@@ -316,6 +366,8 @@ void draft_leave(struct drafter *sp, struct seq *q, bool keep)
     if (keep && uses(sp, DRAFT_TEXT))
         draft_history_add(&sp->history, q->client, q->root, q->tokens + q->n_prompt,
                           known_of(q) - q->n_prompt);
+    if (sp->opt.model)
+        draft_model_leave(sp->opt.model, &q->draft->mirror);
     draft_match_clear(&q->draft->match);
     mem_free(q->draft);
     q->draft = NULL;

@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-enum { MEAN_OF = 16, STALE = 1024 };
+/* FEW: measurements that a mean needs. Until then it is the shortest one. */
+enum { MEAN_OF = 16, FEW = 4, STALE = 1024, STALE_FEW = 64 };
 
 /* PRIOR_ROW: the time of a draft's row before any is measured, in parts of a row's time in a plain step. LEAST_GAIN: drafts must
  * promise that much more tokens per time, since what is learned is noisy. */
@@ -11,6 +12,7 @@ enum { MEAN_OF = 16, STALE = 1024 };
 #define LEAST_GAIN 1.03
 #define SHRINK     0.9 /* of a stale ratio's excess, each STALE steps */
 #define OUTLIER    4.0 /* a step may count for this many times the mean */
+#define TRY_SHARE  0.01
 
 const int draft_levels[DRAFT_LEVELS] = {0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
 
@@ -22,14 +24,16 @@ static int level_of(int n_rows)
     return level;
 }
 
-/* The first of n measurements does not count: in its step a GPU records the work that later ones replay. */
+/* The first of n measurements does not count: kernels may be loaded in its step. */
 static double mean_of(double mean, int *n, double seen)
 {
     *n += *n <= MEAN_OF;
     int weight = *n - 1;
-    if (weight > 2 && seen > OUTLIER * mean)
-        seen = OUTLIER * mean;
-    return weight < 2 ? seen : mean + (seen - mean) / weight;
+    if (weight < 2)
+        return seen;
+    if (weight < FEW)
+        return fmin(mean, seen);
+    return mean + (fmin(seen, OUTLIER * mean) - mean) / weight;
 }
 
 void draft_cost_learn(struct draft_cost *c, int n, int n_rows, bool waits, int64_t ns)
@@ -37,6 +41,7 @@ void draft_cost_learn(struct draft_cost *c, int n, int n_rows, bool waits, int64
     if (n < 1 || n > DRAFT_CROWD || ns <= 0)
         return;
     c->turn++;
+    c->credit = fmin(c->credit + TRY_SHARE, 1);
     int level = level_of(n_rows);
     if (draft_levels[level] != n_rows) /* some drafts had no room */
         return;
@@ -62,7 +67,7 @@ static double cell_ratio(const struct draft_cost *c, int n, int level)
     const struct draft_cell *cell = &c->cells[n][level];
     if (cell->n < 2)
         return level ? 0 : 1;
-    double age = (double)(c->turn - cell->at) / STALE;
+    double age = (double)(c->turn - cell->at) / (cell->n > FEW ? STALE : STALE_FEW);
     return cell->ratio > 1 ? 1 + (cell->ratio - 1) * pow(SHRINK, floor(age)) : cell->ratio;
 }
 
@@ -81,9 +86,10 @@ double draft_cost_ratio(const struct draft_cost *c, int n, int level)
         double x1 = draft_levels[high], r1 = cell_ratio(c, n, high);
         return r0 + (r1 - r0) * (x - x0) / (x1 - x0);
     }
-    /* beyond what was measured: as each row did until there */
+    /* beyond what was measured: as each row did until there, but no more than is expected of a row. The first rows may
+     * cost more than all others, and what seems too dear is never measured. */
     double slope = low ? (r0 - cell_ratio(c, n, 0)) / x0 : PRIOR_ROW / n;
-    slope = slope > 0.01 ? slope : 0.01;
+    slope = fmax(fmin(slope, PRIOR_ROW / n), 0.01);
     return r0 + slope * (x - x0);
 }
 
@@ -111,10 +117,14 @@ double draft_rate_of(const struct draft_cost *c, const struct draft_rate *own, i
     return p < 0.99 ? p : 0.99;
 }
 
-bool draft_rate_try(struct draft_cost *c, int class)
+bool draft_rate_try(struct draft_cost *c, int class, int n, double make)
 {
-    c->skipped[class] = (c->skipped[class] + 1) % DRAFT_TRY;
-    return c->skipped[class] == 0;
+    double cost = draft_cost_ratio(c, n, 1) - 1 + make;
+    if (++c->skipped[class] < DRAFT_TRY || cost > fmax(c->credit, 0.01))
+        return false;
+    c->credit -= cost;
+    c->skipped[class] = 0;
+    return true;
 }
 
 void draft_rate_rest(struct draft_rate *rates)
@@ -137,12 +147,21 @@ static double again_of(const struct draft_offer *o, double all)
     return o->again ? o->depth * all * (1 - o->p[1]) : 0;
 }
 
+/* The time of the passes that make the drafts. */
+static double made_of(const int *deepest, const double *make)
+{
+    double time = 0;
+    for (int k = 0; k < DRAFT_MAKERS; k++)
+        time += deepest[k] * make[k];
+    return time;
+}
+
 int draft_cost_choose(const struct draft_cost *c, int n, struct draft_offer *offers, int n_offers,
-                      double make, bool waits)
+                      const double *make, bool waits, double *rate)
 {
     double all[DRAFT_CROWD], tokens = n, again = 0, row = draft_cost_ratio(c, n, 1) - 1;
-    int order[DRAFT_ROWS], best = 0, deepest = 0;
-    double rate = n * LEAST_GAIN / (waits ? draft_cost_ratio(c, n, 0) : 1);
+    int order[DRAFT_ROWS], deepest[DRAFT_MAKERS] = {0}, n_best = 0;
+    double none = n / (waits ? draft_cost_ratio(c, n, 0) : 1), best = none * LEAST_GAIN;
     for (int i = 0; i < n_offers; i++) {
         offers[i].depth = 0;
         all[i] = 1;
@@ -154,24 +173,28 @@ int draft_cost_choose(const struct draft_cost *c, int n, struct draft_offer *off
                 top = i;
         if (top < 0)
             break;
-        again += again_of(&offers[top], all[top]);
-        all[top] = next_of(&offers[top], all[top]);
+        struct draft_offer *o = &offers[top];
+        again += again_of(o, all[top]);
+        all[top] = next_of(o, all[top]);
         tokens += all[top];
         order[x] = top;
-        deepest = ++offers[top].depth > deepest ? offers[top].depth : deepest;
+        o->depth++;
+        deepest[o->maker] = o->depth > deepest[o->maker] ? o->depth : deepest[o->maker];
         if (x + 1 < draft_levels[level])
             continue;
-        double time = draft_cost_ratio(c, n, level) + deepest * make + again * fmax(row, 0);
-        if (tokens / time > rate) {
-            rate = tokens / time;
-            best = x + 1;
+        double time = draft_cost_ratio(c, n, level) + made_of(deepest, make) + again * fmax(row, 0);
+        if (tokens / time > best) {
+            best = tokens / time;
+            n_best = x + 1;
         }
         if (++level == DRAFT_LEVELS)
             break;
     }
     for (int i = 0; i < n_offers; i++)
         offers[i].depth = 0;
-    for (int x = 0; x < best; x++)
+    for (int x = 0; x < n_best; x++)
         offers[order[x]].depth++;
-    return best;
+    if (rate)
+        *rate = (n_best ? best : none) / n;
+    return n_best;
 }

@@ -1,5 +1,6 @@
 /* Draft tokens of an MTP block: see draft.h. */
 #include "engine/draft.h"
+#include "backend/backend.h"
 #include "base/clock.h"
 
 bool draft_head_may(const struct drafter *sp, const struct seq *q)
@@ -28,15 +29,16 @@ bool draft_head_follows(struct drafter *sp, struct seq *const *seqs, int n)
         !draft_cost_known(&sp->cost, sp->sched->running.n))
         return true;
     struct draft_offer offers[DRAFT_SEQS];
+    const double make[DRAFT_MAKERS] = {[MAKER_HEAD] = draft_head_cost(sp, sp->sched->running.n)};
     static const struct draft_rate none[DRAFT_CLASSES];
     int n_offers = n < DRAFT_SEQS ? n : DRAFT_SEQS;
     for (int i = 0; i < n_offers; i++) {
         const struct draft_rate *own = seqs[i]->draft ? seqs[i]->draft->rates : none;
-        offers[i] = (struct draft_offer){.most = sp->opt.most_head};
-        draft_head_rates(sp, own, offers[i].p);
+        offers[i] = (struct draft_offer){.most = sp->opt.most_head, .maker = MAKER_HEAD};
+        draft_rates(sp, own, CLASS_HEAD, offers[i].p);
     }
-    return draft_cost_choose(&sp->cost, sp->sched->running.n, offers, n_offers,
-                             draft_head_cost(sp, sp->sched->running.n), false) > 0;
+    return draft_cost_choose(&sp->cost, sp->sched->running.n, offers, n_offers, make, false, NULL) >
+           0;
 }
 
 /* Items for the rows of a step, except unverified drafts, each with the token after it. Returns the number of items. */
@@ -105,9 +107,10 @@ bool draft_head_make(struct drafter *sp, const struct step_item *items, struct s
     }
     for (int j = 1; k; j++) {
         int64_t start = clock_ns();
+        uint64_t recorded = sp->kv->be->n_recorded;
         if (!step_draft(sp->step, sp->items, k, err))
             return false;
-        if (wanted && decodes) {
+        if (wanted && decodes && sp->kv->be->n_recorded == recorded) {
             sp->n_pass += sp->n_pass < 16;
             sp->pass_ns += ((double)(clock_ns() - start) - sp->pass_ns) / sp->n_pass;
         }

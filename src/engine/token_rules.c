@@ -24,6 +24,7 @@ struct think_limit think_limit_of(const struct chat_marks *marks, bool inside, i
     return (struct think_limit){.tokens = tokens,
                                 .open = marks->open,
                                 .close = marks->close,
+                                .call = marks->call,
                                 .inside = inside,
                                 .reopens = marks->reopens,
                                 .end = tokens ? marks->end : marks->end_at_once,
@@ -66,6 +67,7 @@ static void add_limit(struct token_rules *r, const struct think_limit *limit)
     r->limit = *limit;
     r->limit.open = mem_strdup(limit->open);
     r->limit.close = mem_strdup(limit->close);
+    r->limit.call = limit->call ? mem_strdup(limit->call) : NULL;
     r->limit.end = r->limit.not_after = NULL;
     r->limited =
         tokenizer_encode(r->t, limit->end, strlen(limit->end), TOKENIZE_SPECIAL, &r->end, &err) &&
@@ -114,6 +116,7 @@ void token_rules_free(struct token_rules *r)
     mem_free(r->ends);
     mem_free((char *)r->limit.open);
     mem_free((char *)r->limit.close);
+    mem_free((char *)r->limit.call);
     token_list_clear(&r->end);
     mem_free(r);
 }
@@ -254,7 +257,7 @@ static void follow_thinking(struct rules_matcher *m, int32_t token)
         look_for_open(m);
     } else if (m->think == THINK_INSIDE) {
         m->n_thought++;
-        if (tail_has(m, limit->close)) {
+        if (tail_has(m, limit->close) || (limit->call && tail_has(m, limit->call))) {
             m->think = THINK_ANSWER;
             m->n_tail = 0;
         }

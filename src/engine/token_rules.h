@@ -18,6 +18,7 @@ enum { RULES_LONGEST_WORD = 64 }; /* tokens of a forbidden sequence */
 struct think_limit {
     int tokens;               /* most tokens of thinking */
     const char *open, *close; /* marks; `open` counts at the beginning only */
+    const char *call;         /* a call inside of thinking also ends it; NULL = none */
     bool inside;              /* the prompt ends inside of it */
     bool reopens;             /* `open` counts anywhere */
     const char *end;          /* the forced text; the model's tags in it become special tokens */

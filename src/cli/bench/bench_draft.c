@@ -1,6 +1,6 @@
 /*
  * The cost of drafting. Token ids are random, so the acceptance rate cannot be measured here.
- * Measured are the time of a step that verifies drafts, of the MTP block that makes them, and of a
+ * Measured are the time of a step that verifies drafts, of the MTP block that makes them, if the model has one, and of a
  * step without drafts. The two kinds of step alternate.
  */
 #include "backend/backend.h"
@@ -61,7 +61,8 @@ static bool run_step(struct draft_run *d, int draft, struct error *err)
                                          .want = LOGITS_LAST,
                                          .sampler = d->greedy,
                                          .chained = d->rt->be->async};
-    if (!step_run(d->rt->step, d->items, d->n_seqs, err) || !run_block(d, draft, err))
+    if (!step_run(d->rt->step, d->items, d->n_seqs, err) ||
+        (d->rt->draft && !run_block(d, draft, err)))
         return false;
     for (int s = 0; s < d->n_seqs; s++)
         if (d->items[s].n_draft)
@@ -83,7 +84,7 @@ static bool fill(struct draft_run *d, int depth, struct error *err)
 
 static bool measure(struct draft_run *d, int depth, double ms[2], struct error *err)
 {
-    int draft = d->rt->draft;
+    int draft = d->rt->draft_fixed;
     if (!fill(d, depth > 0 ? depth : 1, err))
         return false;
     for (int i = -2; i < BENCH_DRAFT_STEPS; i++)
@@ -111,17 +112,17 @@ bool bench_draft(struct runtime *rt, int n_seqs, int depth, bool json, struct er
     d.greedy = sampler_new(&greedy, rt->model->config.n_vocab);
     double ms[2] = {0, 0};
     bool ok = measure(&d, depth, ms, err);
-    double share = ok ? (ms[1] / ms[0] - 1) / rt->draft : 0;
-    double best = ok ? (1 + rt->draft) * ms[0] / ms[1] : 0;
+    double share = ok ? (ms[1] / ms[0] - 1) / rt->draft_fixed : 0;
+    double best = ok ? (1 + rt->draft_fixed) * ms[0] / ms[1] : 0;
     if (ok && json)
         printf("{\"test\": \"draft %d x%d\", \"step_ms\": %.4f, \"draft_step_ms\": %.4f, "
                "\"pays_above\": %.4f, \"best\": %.4f}\n",
-               rt->draft, n_seqs, ms[0], ms[1], share, best);
+               rt->draft_fixed, n_seqs, ms[0], ms[1], share, best);
     else if (ok)
         printf("drafting %d, %d sequence%s: a step takes %.2f ms, with drafts %.2f ms: drafting "
                "pays if "
                "more than %.0f %% are accepted; if all are, generation is %.2f times as fast\n",
-               rt->draft, n_seqs, n_seqs == 1 ? "" : "s", ms[0], ms[1], 100 * share, best);
+               rt->draft_fixed, n_seqs, n_seqs == 1 ? "" : "s", ms[0], ms[1], 100 * share, best);
     for (size_t i = 0; i < n; i++)
         kvcache_release(rt->kv, &d.seqs[i]);
     sampler_free(d.greedy);

@@ -18,6 +18,13 @@ struct text {
     int n_prompt, n_answer;
 };
 
+/* Drafts of the text that is replayed, some of them wrong. */
+struct accepting {
+    const struct text *text;
+    float share; /* of drafts that are right; 0 = the engine's own drafts */
+    uint32_t random;
+};
+
 struct run {
     double tok_s;
     struct draft_count drafts[N_DRAFT_SOURCES];
@@ -134,6 +141,21 @@ static bool replay(struct engine *e, const struct text *t, int n_seqs, bool draf
     return ok && (!cli_interrupted() || error_set(err, "interrupted"));
 }
 
+/* Replaces drafts by the text's next tokens, or by wrong ones. */
+static int make_right(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts, int n,
+                      int most)
+{
+    struct accepting *a = arg;
+    int at = n_tokens - a->text->n_prompt;
+    (void)tokens;
+    for (int k = 0; k < n && k < most && at + k < a->text->n_answer; k++) {
+        a->random = a->random * 1664525u + 1013904223u;
+        bool right = (float)(a->random >> 8) < a->share * (float)(1 << 24);
+        drafts[k] = right ? a->text->answer[at + k] : a->text->answer[at + k] ? 0 : 1;
+    }
+    return n;
+}
+
 static bool check_ids(const char *file, const struct text *t, int n_vocab, struct error *err)
 {
     bool ok = true;
@@ -159,14 +181,43 @@ static void print(const struct text *t, int n_seqs, const struct run *plain,
         drafted += draft->drafts[k].drafted;
         accepted += draft->drafts[k].accepted;
     }
-    if (json)
+    if (json) {
         printf("{\"text\": \"%s\", \"sequences\": %d, \"plain_tok_s\": %.2f, \"tok_s\": %.2f, "
-               "\"ratio\": %.3f, \"generated\": %d, \"drafted\": %d, \"accepted\": %d}\n",
+               "\"ratio\": %.3f, \"generated\": %d, \"drafted\": %d, \"accepted\": %d",
                t->name, n_seqs, plain->tok_s, draft->tok_s, draft->tok_s / plain->tok_s,
                n_seqs * t->n_answer, drafted, accepted);
-    else
+        for (int k = 0; k < N_DRAFT_SOURCES; k++)
+            if (draft->drafts[k].drafted)
+                printf(", \"from_%s\": [%d, %d]", draft_source_name(k), draft->drafts[k].drafted,
+                       draft->drafts[k].accepted);
+        printf("}\n");
+    } else {
         printf("| %-16s | %4d | %9.2f | %9.2f | %5.2f | %7d | %8d |\n", t->name, n_seqs,
                plain->tok_s, draft->tok_s, draft->tok_s / plain->tok_s, drafted, accepted);
+    }
+    fflush(stdout);
+}
+
+/* The time of a step of n_seqs sequences by its draft rows, as the engine has learned it. */
+static void print_cost(struct engine *e, int n_seqs, bool json)
+{
+    struct draft_cost c = engine_draft_cost(e);
+    const char *next = "";
+    if (!draft_cost_known(&c, n_seqs))
+        return;
+    printf(json ? "{\"sequences\": %d, \"step_ms\": %.4f, \"by_draft_rows\": {"
+                : "\n%d at once, learned: a step takes %.4f ms; with draft rows, relative to that "
+                  "(measurements): ",
+           n_seqs, c.plain_ns[n_seqs] * 1e-6);
+    for (int k = 0; k < DRAFT_LEVELS; k++) {
+        const struct draft_cell *cell = &c.cells[n_seqs][k];
+        if (!cell->n)
+            continue;
+        printf(json ? "%s\"%d\": [%.3f, %d]" : "%s%d: %.3f (%d)", next, draft_levels[k],
+               (double)cell->ratio, cell->n);
+        next = ", ";
+    }
+    printf(json ? "}}\n" : "\n");
     fflush(stdout);
 }
 
@@ -192,8 +243,10 @@ static bool measure(struct engine *e, const struct text *t, int n_seqs, int reps
 }
 
 bool bench_replay(const char *path, const char *file, const struct runtime_options *opt,
-                  const int *batch, int n_batch, int reps, bool json, struct error *err)
+                  const int *batch, int n_batch, int reps, float accept, bool json,
+                  struct error *err)
 {
+    struct accepting right = {.share = accept, .random = 5};
     static struct text texts[MOST_TEXTS];
     int n = read_texts(file, texts, err), longest = 0;
     struct engine *e = NULL;
@@ -204,6 +257,8 @@ bool bench_replay(const char *path, const char *file, const struct runtime_optio
         longest = len > longest ? len : longest;
     }
     o.runtime.max_seqs = 1;
+    if (opt->draft > 0)
+        o.runtime.draft_from = ~0u;
     for (int i = 0; i < n_batch; i++)
         o.runtime.max_seqs = batch[i] > o.runtime.max_seqs ? batch[i] : o.runtime.max_seqs;
     o.runtime.context = opt->context ? opt->context : longest;
@@ -212,6 +267,8 @@ bool bench_replay(const char *path, const char *file, const struct runtime_optio
         e = engine_open(path, &o);
         ok = engine_wait(e, err);
     }
+    if (ok && accept > 0)
+        engine_on_draft(e, false, make_right, &right);
     for (int i = 0; ok && i < n; i++)
         ok = check_ids(file, &texts[i], engine_runtime(e)->model->config.n_vocab, err);
     if (ok && !json)
@@ -219,8 +276,12 @@ bool bench_replay(const char *path, const char *file, const struct runtime_optio
             "| text             | seqs | plain t/s |     tok/s | ratio | drafted | accepted |\n"
             "|------------------|-----:|----------:|----------:|------:|--------:|---------:|\n");
     for (int b = 0; ok && b < n_batch; b++)
-        for (int i = 0; ok && i < n; i++)
+        for (int i = 0; ok && i < n; i++) {
+            right.text = &texts[i];
             ok = measure(e, &texts[i], batch[b], reps, json, err);
+        }
+    for (int b = 0; ok && b < n_batch; b++)
+        print_cost(e, batch[b], json);
     engine_close(e);
     for (int i = 0; i < MOST_TEXTS; i++) {
         mem_free(texts[i].prompt);

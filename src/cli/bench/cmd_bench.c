@@ -30,6 +30,7 @@ enum { MAX_LIST = 32, MAX_REPS = 1000 };
 struct bench_options {
     struct model_flags model;
     const char *prompt, *gen, *batch, *depth, *both, *replay;
+    float accept;
     int reps, ubatch, texts;
     bool json, kernels, picks, no_warmup, skip_cost, ceiling;
 };
@@ -334,7 +335,9 @@ static void print_head(const struct runtime *rt, const struct gpu_facts *gpu)
            rt->file->path, (double)rt->model->n_params * 1e-9, (double)rt->model->n_active * 1e-9,
            cli_bytes((double)rt->model->bytes, size), rt->be->ops->name,
            (double)rt->load_ns * 1e-9);
-    if (gpu)
+    if (gpu && !gpu->n_sm)
+        printf("%s, driver %s\n\n", gpu->name, gpu->driver[0] ? gpu->driver : "unknown");
+    else if (gpu)
         printf("%s, %d SMs at up to %d MHz, driver %s; measured memory bandwidth %.2f TB/s\n\n",
                gpu->name, gpu->n_sm, gpu->max_sm_mhz, gpu->driver[0] ? gpu->driver : "unknown",
                gpu->read_bytes_s * 1e-12);
@@ -419,6 +422,8 @@ static bool bench(const char *path, const struct bench_options *f, struct runtim
         opt->context = need;
     opt->max_seqs = seqs;
     opt->max_out = seqs * (1 + opt->draft);
+    opt->draft_from =
+        opt->draft ? 1u << DRAFT_TEXT | 1u << DRAFT_HEAD : 0; /* without a block, too */
     opt->max_tokens = f->ubatch && f->ubatch < seqs ? seqs : f->ubatch;
     opt->kv_tokens = tokens + seqs * 64;
     struct runtime *rt = cli_open(path, opt, err);
@@ -466,9 +471,12 @@ int cmd_bench(int argc, char **argv)
          "measure what each row of the kernel tables gains over the next that fits"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "print one JSON object per line"},
         {OPT_INT, 0, "draft", 0, &f.model.draft, 0, DRAFT_MOST, "N",
-         "also measure the cost of N draft tokens per step"},
+         "also measure the cost of N draft tokens per step; with --replay: always N at most"},
         {OPT_STRING, 0, "replay", 0, &f.replay, 0, 0, "FILE",
          "generate recorded texts instead, with and without drafts (bench/draft.py writes them)"},
+        {OPT_FLOAT, 0, "accept", 0, &f.accept, 0, 1, "X",
+         "with --replay: this share of drafts is right, whatever the draft model proposes"},
+        DRAFT_MODEL_ROWS(f.model),
         LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
@@ -515,6 +523,8 @@ int cmd_bench(int argc, char **argv)
                 tests[n_tests++] = (struct bench_test){both[0], both[1], batch[k], depth[d]};
     }
     struct runtime_options opt;
+    if (f.accept > 0 && !f.replay)
+        return cli_args_exit(args_usage_error(&u, "--accept belongs to --replay"));
     if (!cli_runtime_options(&u, &f.model, &opt))
         return EXIT_USAGE;
     struct error err = {0};
@@ -524,8 +534,8 @@ int cmd_bench(int argc, char **argv)
         f.texts = 512;
     opt.max_tokens = f.ubatch; /* for bench_embed; bench() sets its own */
     if (ok && f.replay) {
-        opt.draft = DRAFT_AUTO;
-        ok = bench_replay(model, f.replay, &opt, batch, n_batch, f.reps, f.json, &err);
+        opt.draft = opt.draft ? opt.draft : DRAFT_AUTO;
+        ok = bench_replay(model, f.replay, &opt, batch, n_batch, f.reps, f.accept, f.json, &err);
     } else if (ok && f.texts)
         ok = bench_embed(model, &opt, f.texts, f.reps, f.json, &err);
     else

@@ -551,6 +551,14 @@ static int measure(const struct bench_serve_options *f, struct bench_url *t, int
     return failed;
 }
 
+static void clear(struct bench_serve_options *f, struct bench_url *t)
+{
+    if (t->addr)
+        freeaddrinfo(t->addr);
+    SSL_CTX_free(t->ctx);
+    mem_free(f->fields);
+}
+
 int cmd_bench_serve(int argc, char **argv)
 {
     struct bench_serve_options f = {.url = "http://127.0.0.1:8080",
@@ -618,8 +626,10 @@ int cmd_bench_serve(int argc, char **argv)
     struct bench_url t = {0};
     double words_per_token;
     cli_catch_interrupt();
-    if (!parse_url(f.url, &t, &err) || !calibrate(&f, &t, &words_per_token, &err))
+    if (!parse_url(f.url, &t, &err) || !calibrate(&f, &t, &words_per_token, &err)) {
+        clear(&f, &t);
         return cli_fail(&err);
+    }
     if (!f.json)
         printf(
             "%5s %6s %5s %8s %9s %9s |%26s |%23s |%26s\n%5s %6s %5s %8s %9s %9s |%8s %8s %8s |%7s "
@@ -630,8 +640,6 @@ int cmd_bench_serve(int argc, char **argv)
     int failed = 0;
     for (int i = 0; i < n_levels && !cli_interrupted(); i++)
         failed += measure(&f, &t, levels[i] > 0 ? levels[i] : 1, words_per_token);
-    freeaddrinfo(t.addr);
-    SSL_CTX_free(t.ctx);
-    mem_free(f.fields);
+    clear(&f, &t);
     return cli_interrupted() ? EXIT_INTERRUPTED : failed ? EXIT_FAIL : EXIT_OK;
 }

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { METRICS_MOST = 64 };
+enum { METRICS_MOST = 80 };
 enum metric_kind { GAUGE, COUNTER, HISTOGRAM };
 
 struct metric {
@@ -139,6 +139,8 @@ static int list_engine(const struct engine_stats *stats, struct metric out[METRI
          "source=\"text\""},
         {COUNTER, "steel_draft_tokens_by_source_total", 0, 0, "", N(e.n_drafted[DRAFT_HEAD]), 0,
          "source=\"head\""},
+        {COUNTER, "steel_draft_tokens_by_source_total", 0, 0, "", N(e.n_drafted[DRAFT_MODEL]), 0,
+         "source=\"model\""},
         {COUNTER, "steel_draft_tokens_by_source_total", 0, 0, "", N(e.n_drafted[DRAFT_GRAMMAR]), 0,
          "source=\"grammar\""},
         {COUNTER, "steel_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total",
@@ -149,6 +151,8 @@ static int list_engine(const struct engine_stats *stats, struct metric out[METRI
         {COUNTER, "steel_draft_tokens_accepted_by_source_total", 0, 0, "",
          N(e.n_accepted[DRAFT_HEAD]), 0, "source=\"head\""},
         {COUNTER, "steel_draft_tokens_accepted_by_source_total", 0, 0, "",
+         N(e.n_accepted[DRAFT_MODEL]), 0, "source=\"model\""},
+        {COUNTER, "steel_draft_tokens_accepted_by_source_total", 0, 0, "",
          N(e.n_accepted[DRAFT_GRAMMAR]), 0, "source=\"grammar\""},
         {COUNTER, "steel_prefix_cache_queries_total", "vllm:prefix_cache_queries_total", 0,
          "Prompt tokens looked up in the prefix cache.", N(e.cache_queries), 0, 0},
@@ -158,12 +162,37 @@ static int list_engine(const struct engine_stats *stats, struct metric out[METRI
          "Prompt tokens read from disk into the prefix cache.", N(e.disk_tokens), 0, 0},
         {COUNTER, "steel_prefix_disk_read_bytes_total", 0, 0, "Bytes of prefixes read from disk.",
          N(e.disk_read), 0, 0},
+        {COUNTER, "steel_prefix_disk_read_seconds_total", 0, 0,
+         "Time in which prefixes were read from disk; wait and call are parts of all, copy and pin "
+         "of "
+         "call.",
+         e.disk_times.all, 0, "part=\"all\""},
+        {COUNTER, "steel_prefix_disk_read_seconds_total", 0, 0, "", e.disk_times.wait, 0,
+         "part=\"wait\""},
+        {COUNTER, "steel_prefix_disk_read_seconds_total", 0, 0, "", e.disk_times.call, 0,
+         "part=\"call\""},
+        {COUNTER, "steel_prefix_disk_read_seconds_total", 0, 0, "", e.disk_times.copy, 0,
+         "part=\"copy\""},
+        {COUNTER, "steel_prefix_disk_read_seconds_total", 0, 0, "", e.disk_times.pin, 0,
+         "part=\"pin\""},
         {COUNTER, "steel_prefix_disk_written_bytes_total", 0, 0,
          "Bytes of prefixes written to disk.", N(e.disk_written), 0, 0},
         {COUNTER, "steel_prefix_disk_damaged_total", 0, 0,
          "Files of prefixes that were damaged, and were removed.", N(e.disk_damaged), 0, 0},
         {COUNTER, "steel_prefix_cache_evictions_total", 0, 0, "Cached pages evicted.",
          N(e.n_evicted), 0, 0},
+        {COUNTER, "steel_image_views_total", 0, 0, "Views of images that the tower has computed.",
+         N(e.images.n_views), 0, 0},
+        {COUNTER, "steel_image_steps_total", 0, 0, "Steps of the image tower.", N(e.images.n_steps),
+         0, 0},
+        {COUNTER, "steel_image_seconds_total", 0, 0, "Time of images, by part.", e.images.decode, 0,
+         "part=\"decode\""},
+        {COUNTER, "steel_image_seconds_total", 0, 0, "", e.images.patches, 0, "part=\"patches\""},
+        {COUNTER, "steel_image_seconds_total", 0, 0, "", e.images.rows, 0, "part=\"rows\""},
+        {COUNTER, "steel_image_seconds_total", 0, 0, "", e.images.waiting, 0, "part=\"waiting\""},
+        {COUNTER, "steel_image_seconds_total", 0, 0, "", e.images.steps, 0, "part=\"steps\""},
+        {COUNTER, "steel_image_seconds_total", 0, 0, "", e.images.fetch, 0, "part=\"fetch\""},
+        {COUNTER, "steel_image_seconds_total", 0, 0, "", e.images.copy, 0, "part=\"copy\""},
         {COUNTER, "steel_preemptions_total", "vllm:num_preemptions_total", 0,
          "Sequences preempted because no KV page was free.", N(e.n_preempted), 0, 0},
         {COUNTER, "steel_kv_wrong_pages_total", 0, 0,
