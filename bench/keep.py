@@ -3,11 +3,12 @@
 
   - of a request for a model that is not in memory,
   - of a long prompt that is computed, and of the same prompt after its model was unloaded, and after a restart,
-  - of A, B, A: another model has its turn in between.
+  - of A, B, A: another model has its turn in between. The load of A is told apart from the prompt.
 
   keep.py STEEL MODEL.gguf --tokens 4000 [--other OTHER.gguf] [--device cuda] [--rounds 3] [--cache DIR]
 
-Prompts are token ids. MODEL's file is read once before, so that it is in the page cache. Prints one line a figure, then JSON."""
+Where a prompt comes from disk, the parts of its time follow: reading (all), the wait for files, calls of the engine's thread,
+and in these the copies and the pinning of memory. Prompts are token ids. MODEL's file is read once before, so that it is in the page cache. Prints one line a figure, then JSON."""
 import argparse
 import atexit
 import http.client
@@ -52,10 +53,28 @@ class Server:
         c.request("GET", "/metrics")
         return float(re.search(r"^%s(?:\{.*\})? (\S+)$" % name, c.getresponse().read().decode(), re.M).group(1))
 
+    def parts(self):
+        """Seconds of reads from disk by part, and prompt tokens computed."""
+        c = http.client.HTTPConnection("127.0.0.1", self.port)
+        c.request("GET", "/metrics")
+        text = c.getresponse().read().decode()
+        found = dict(re.findall(r'^steel_prefix_disk_read_seconds_total\{model_name="A",part="(\w+)"\} (\S+)$', text, re.M))
+        found["computed"] = (re.findall(r'^steel_prompt_tokens_computed_total\{model_name="A"\} (\S+)$', text, re.M) or [0])[0]
+        return {k: float(v) for k, v in found.items()}
+
     def first(self, model, prompt):
         """(seconds to the first token, usage)"""
         took, r = self.post("/v1/completions", {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True})
         return took, r["usage"]
+
+    def kept(self, model, prompt):
+        """(seconds to the first token of a prompt from disk, its parts in words)"""
+        before = self.parts()
+        took, usage = self.first(model, prompt)
+        part = {k: v - before.get(k, 0) for k, v in self.parts().items()}
+        ms = ", ".join(f"{k} {part[k] * 1e3:.0f}" for k in ("all", "wait", "call", "copy", "pin") if k in part)
+        details = usage["prompt_tokens_details"]
+        return took, f"{details.get('disk_tokens', 0)} tokens from disk, {part['computed']:.0f} computed; ms: {ms}"
 
     def unload(self, model):
         self.post("/api/generate", {"model": model, "keep_alive": 0})
@@ -107,7 +126,7 @@ def main():
         while f.read(1 << 24):
             pass
     flags = ["--models", models, "--cache-dir", cache, "--cache-disk", "60G", "--max-models", "1", "-np", "4", "-c", str(a.context or a.tokens + 1024), "--device", a.device, *a.flags.split()]
-    out = {"tokens": a.tokens, "load": [], "computed": [], "unloaded": [], "restarted": [], "swapped": []}
+    out = {"tokens": a.tokens, "load": [], "computed": [], "unloaded": [], "restarted": [], "swap": [], "swapped": []}
 
     def prompt(seed):
         rng = random.Random(seed)
@@ -128,29 +147,32 @@ def main():
         s.unload("A")
         took, _ = s.first("A", short)
         out["load"].append(took)
-        took, usage = s.first("A", prompt(i))
+        took, parts = s.kept("A", prompt(i))
         out["unloaded"].append(took)
-        print(f"loaded again in {out['load'][-1]:.2f} s; the prompt from disk: {took:.3f} s {usage['prompt_tokens_details']}", flush=True)
+        print(f"loaded again in {out['load'][-1]:.2f} s; the prompt from disk: {took:.3f} s ({parts})", flush=True)
     s.stop()
     s = Server(a.steel, flags)
     s.first("A", short)
     for i in range(a.rounds):
-        took, usage = s.first("A", prompt(i))
+        took, parts = s.kept("A", prompt(i))
         out["restarted"].append(took)
-        out["details"] = usage["prompt_tokens_details"]
-        print(f"after a restart: {took:.3f} s {usage['prompt_tokens_details']}", flush=True)
+        print(f"after a restart: {took:.3f} s ({parts})", flush=True)
     if a.other:
         for i in range(a.rounds):
             s.first("B", short)
-            took, usage = s.first("A", prompt(i))
+            took, _ = s.first("A", short)
+            out["swap"].append(took)
+            took, parts = s.kept("A", prompt(i))
             out["swapped"].append(took)
-            print(f"A after B: {took:.3f} s {usage['prompt_tokens_details']}", flush=True)
+            print(f"A after B: loaded in {out['swap'][-1]:.2f} s, then the prompt: {took:.3f} s ({parts})", flush=True)
     s.stop()
     for line in s.lines[-20:]:
         if "warn" in line or "error" in line or "steel:" in line:
             print(line, end="")
     mid = {k: statistics.median(v) for k, v in out.items() if isinstance(v, list) and v}
     print(f"median: computed {mid['computed']:.3f} s, from disk {mid['restarted']:.3f} s: {mid['computed'] / mid['restarted']:.1f}x sooner; load {mid['load']:.2f} s")
+    if a.other:
+        print(f"median of A after B: load {mid['swap']:.2f} s, prompt {mid['swapped']:.3f} s ({mid['computed'] / mid['swapped']:.1f}x sooner than computed)")
     print(json.dumps(out))
     shutil.rmtree(work)
 

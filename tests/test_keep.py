@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Prefixes on disk: found after a restart, a swap and by a second process; nothing damaged, foreign or half-written is believed."""
+import base64
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import threading
 import time
 
 from serverlib import HANG, Server, run_tests
+import vision_model
 from models_lib import Models, make_toys
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -132,6 +134,36 @@ def test_adapters():
         f.write(b"\0\0\0\0")
     s = Server(BUILD, *flags, "--lora", "a=" + changed, model=base)
     assert ask(s, tokens(1000), lora="a")[1:] == (0, 0)
+    assert s.stop() == 0
+
+
+def test_images():
+    """A prefix with pictures is found with those pictures, that client and that limit of tokens alone."""
+    folder = vision_model.make(os.path.join(WORK.name, "sees"))
+    d = tempfile.mkdtemp(dir=WORK.name)
+    a, b = (base64.b64encode(open(f"tests/golden_images/qwen3_vl/{n}.png", "rb").read()).decode() for n in "ab")
+
+    def see(s, first, key="k", question="What is it?"):
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + first}}
+        content = [{"type": "text", "text": "Look at this. " * 8}, image, {"type": "text", "text": "It has a shape. " * 60 + question}]
+        r = s.json("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": True},
+                   headers={"Authorization": "Bearer " + key})
+        c, u = r["choices"][0], r["usage"]["prompt_tokens_details"]
+        return (c["message"]["content"], [t["logprob"] for t in c["logprobs"]["content"]]), u["cached_tokens"], u.get("disk_tokens", 0)
+    s = Server(BUILD, "--cache-dir", d, model=folder)
+    want, cached, _ = see(s, b)
+    assert not cached
+    assert s.stop() == 0
+    s = Server(BUILD, "--cache-dir", d, model=folder)
+    other = see(s, a)
+    assert other[1:] == (0, 0) and other[0] != want, other
+    assert see(s, b, key="another")[1:] == (0, 0)
+    got, cached, disk = see(s, b)
+    assert got == want and cached == disk >= 512, (cached, disk)
+    assert s.metrics()["steel_prefix_disk_damaged_total"] == 0
+    assert s.stop() == 0
+    s = Server(BUILD, "--cache-dir", d, "--max-image-tokens", "64", model=folder)
+    assert see(s, b)[1:] == (0, 0)
     assert s.stop() == 0
 
 
@@ -321,5 +353,5 @@ def test_leaving():
 
 
 if __name__ == "__main__":
-    tests = [test_restart, test_foreign, test_adapters, test_damaged, test_kill, test_full, test_two_processes, test_swap, test_leaving]
+    tests = [test_restart, test_foreign, test_adapters, test_images, test_damaged, test_kill, test_full, test_two_processes, test_swap, test_leaving]
     run_tests([t for t in tests if len(sys.argv) < 3 or t.__name__ in sys.argv[2:]])

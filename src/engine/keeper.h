@@ -2,7 +2,7 @@
  * Keeps prefixes of an engine on disk: pages of keys and values, and states, that a restart, another model's turn or a
  * second process would have to compute again. A prefix is cut into segments of a fixed number of tokens. A segment's
  * file (prefix_file.h) is named by a keyed hash of everything before its end, so that prompts share the segments of
- * what they have in common. Prefixes with images are not kept.
+ * what they have in common. An image's rows are part of it by their content ids (prefix.h).
  *
  * Threads. The writer's copies pages on the engine's thread between steps, a bounded piece at a time, and writes them
  * at a bounded rate. The reader's takes a choice before it is scheduled, reads its segments with a few more threads,

@@ -27,7 +27,8 @@ struct prefix {
     int32_t *buckets;
     uint32_t n_buckets;
     uint64_t next_serial;
-    uint64_t key[2]; /* random, secret to this process */
+    uint64_t key[2];       /* random, secret to this process */
+    uint64_t embed_key[2]; /* of embedding rows: the same, or the caller's */
     int32_t oldest, youngest;
     int n_idle;
     int64_t n_evicted;
@@ -58,6 +59,7 @@ struct prefix *prefix_new(int n_pages, int page_len, bool keep)
     if (!os_random(p->key, sizeof p->key))
         p->key[0] =
             (uint64_t)(uintptr_t)p; /* without entropy salts still differ, but can be guessed */
+    memcpy(p->embed_key, p->key, sizeof p->embed_key);
     return p;
 }
 
@@ -91,9 +93,14 @@ static uint64_t *content_of(const struct prefix *p, int32_t page)
     return p->content + (size_t)page * (size_t)p->page_len;
 }
 
+void prefix_embed_key(struct prefix *p, const uint64_t key[2])
+{
+    memcpy(p->embed_key, key, sizeof p->embed_key);
+}
+
 uint64_t prefix_embed(const struct prefix *p, const void *id, size_t len)
 {
-    return siphash(p->key, id, len) | (uint64_t)1 << 63;
+    return siphash(p->embed_key, id, len) | (uint64_t)1 << 63;
 }
 
 int32_t prefix_find(const struct prefix *p, uint64_t parent, const uint64_t *content)

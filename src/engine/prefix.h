@@ -42,7 +42,8 @@ static inline uint64_t prefix_text(int32_t token, int delta)
     return (uint32_t)token | (uint64_t)((uint32_t)delta & 0x7fffffff) << 32;
 }
 /* The content id of an embedding row. id: whatever determines the row and its RoPE position, hashed
- * with the process's secret. Never equal to a token's. */
+ * with the process's secret, or with this key. Never equal to a token's. */
+void prefix_embed_key(struct prefix *p, const uint64_t key[2]);
 uint64_t prefix_embed(const struct prefix *p, const void *id, size_t len);
 
 /* The child of `parent` with this content (page_len), or -1. */

@@ -240,24 +240,30 @@ static uint64_t hash_tensor(uint64_t h, const struct tensorfile *f, const struct
     return h;
 }
 
-/* Everything that determines a page's content: the files (sizes, dates, samples of all tensors), the device, the layers,
- * their rotation and the cache's types. */
-static void fill_shape(const struct engine *e, const char *salt, struct prefix_shape *out)
+static uint64_t hash_file(uint64_t h, const struct tensorfile *f)
 {
-    const struct tensorfile *f = e->rt->file;
-    const struct kvcache *kv = e->rt->kv;
-    const struct network *net = &e->rt->model->net;
-    memset(out, 0, sizeof *out);
-    uint64_t h = prefix_checksum(0, kv->be->ops->name, strlen(kv->be->ops->name));
-    for (int i = 0; i < f->n_shards; i++) {
+    for (int i = 0; f && i < f->n_shards; i++) {
         struct stat st;
         bool dated = f->shards[i].fd >= 0 && !fstat(f->shards[i].fd, &st);
         int64_t date[2] = {dated ? st.st_mtim.tv_sec : 0, dated ? st.st_mtim.tv_nsec : 0};
         h = prefix_checksum(h, &f->shards[i].bytes, sizeof f->shards[i].bytes);
         h = prefix_checksum(h, date, sizeof date);
     }
-    for (size_t i = 0; i < f->n_tensors; i++)
+    for (size_t i = 0; f && i < f->n_tensors; i++)
         h = hash_tensor(h, f, &f->tensors[i]);
+    return h;
+}
+
+/* Everything that determines a page's content: the files (sizes, dates, samples of all tensors), the device, the layers,
+ * their rotation, the cache's types and the limit of images. */
+static void fill_shape(const struct engine *e, const char *salt, struct prefix_shape *out)
+{
+    const struct kvcache *kv = e->rt->kv;
+    const struct network *net = &e->rt->model->net;
+    memset(out, 0, sizeof *out);
+    uint64_t h = prefix_checksum(0, kv->be->ops->name, strlen(kv->be->ops->name));
+    h = hash_file(h, e->rt->file);
+    h = hash_file(h, e->rt->mmproj); /* rows of images */
     enum isa isa;
     int facts[] = {kv->k_type,
                    kv->v_type,
@@ -265,6 +271,7 @@ static void fill_shape(const struct engine *e, const char *salt, struct prefix_s
                    kv->n_planes,
                    net->n_layers,
                    kv->be->deterministic,
+                   e->opt.runtime.image_features,
                    isa_choose(&isa, NULL) ? (int)isa : -1};
     h = prefix_checksum(h, facts, sizeof facts);
     for (int i = 0; i < kv->n_planes; i++)
