@@ -31,6 +31,8 @@ static json_t *the_schema(void)
     return schema;
 }
 
+#define NS "]<]minimax[>[" /* before each tag of MiniMax-M3 */
+
 static enum chat_thoughts thoughts; /* of the texts that are parsed */
 
 enum how { WHOLE, BYTES, RANDOM, TWO };
@@ -85,6 +87,10 @@ static void check_cuts(enum chat_format f, bool in_think, const char *text)
     }
     json_decref(whole);
 }
+
+#define DSML "｜DSML｜"
+#define PARAMETER(k, s, v)                                                                         \
+    "<" DSML "parameter name=\"" k "\" string=\"" s "\">" v "</" DSML "parameter>\n"
 
 /* The text must give that content, reasoning and calls ("name args|name args"; NULL = none). */
 static void check(enum chat_format f, bool in_think, const char *text, const char *content,
@@ -306,6 +312,21 @@ static void test_tags(void **state)
           "name=\"text\">a \"b\"</parameter>\n<parameter name=\"n\">3</parameter>\n</invoke>\n"
           "<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>",
           "See:", "hm", "f {\"text\": \"a \\\"b\\\"\", \"n\": 3}|g {}");
+    check(CHAT_DEEPSEEK_V4, false,
+          "<think>hm</think>See:\n\n<" DSML "tool_calls>\n<" DSML
+          "invoke name=\"f\">\n" PARAMETER("text", "true", "a \"b\"") PARAMETER("n", "false", "3")
+              PARAMETER("other", "true", "5") "</" DSML "invoke>\n<" DSML
+                                              "invoke name=\"g\">\n</" DSML "invoke>\n</" DSML
+                                              "tool_calls>",
+          "See:", "hm", "f {\"text\": \"a \\\"b\\\"\", \"n\": 3, \"other\": \"5\"}|g {}");
+    /* a string by the schema, whatever the call says */
+    check(CHAT_DEEPSEEK_V32, false,
+          "<" DSML "function_calls>\n<" DSML
+          "invoke name=\"f\">\n" PARAMETER("text", "false", "5") "</" DSML "invoke>\n</" DSML
+                                                                 "function_calls>",
+          "", NULL, "f {\"text\": \"5\"}");
+    check(CHAT_DEEPSEEK_V4, false, "<" DSML "tool_calls>\nno", "<" DSML "tool_calls>\nno", NULL,
+          NULL);
     check(CHAT_MINIMAX, false, "<minimax:tool_call>\nnothing</minimax:tool_call>",
           "<minimax:tool_call>\nnothing</minimax:tool_call>", NULL, NULL);
     check(CHAT_MINIMAX, false, "<minimax:tool_call><invoke name=\"f g\">",
@@ -370,10 +391,28 @@ static void test_broken(void **state)
         {CHAT_GLM, "Hm. <tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value> so"},
         {CHAT_MINIMAX, "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"n\">3"},
         {CHAT_MINIMAX, "<minimax:tool_call>\n<invoke name=\"f\">\nno</invoke>"},
+        {CHAT_DEEPSEEK_V4,
+         "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"n\" "
+         "string=\"maybe\">3"},
+        {CHAT_DEEPSEEK_V32, "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\nno"},
         {CHAT_KIMI, "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
                     "<|tool_call_argument_begin|>{\"a\": \"}\""},
         {CHAT_GEMMA, "<|tool_call>call:f{n:5,text:<|\"|>say"},
         {CHAT_GEMMA, "<|tool_call>call:f{n 5}<tool_call|>"},
+        {CHAT_SEED, "<seed:tool_call>\n<function=f>\n<parameter=text>a</parameter>\nno"},
+        {CHAT_COHERE, "<|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": "},
+        {CHAT_APERTUS, "<|tools_prefix|>[{\"f\": {\"a\": ]}"},
+        {CHAT_HUNYUAN, "<tool_calls:opensource><tool_call:opensource>f<tool_sep:opensource>\n<arg_"
+                       "key:opensource>n</arg_key:opensource>12"},
+        {CHAT_SOLAR,
+         "<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{\"a\""},
+        {CHAT_MUSE, "to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\nno"},
+        {CHAT_NEMOTRON, "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"a\": "},
+        {CHAT_LFM2, "<|tool_call_start|>[f(a=1, b=\"cut"},
+        {CHAT_MINIMAX_M3, NS "<tool_call>" NS "<invoke name=\"f\">" NS "<n>1"},
+        {CHAT_MINIMAX_M3, NS "<tool_call>" NS "<invoke name=\"f\">no" NS "</invoke>"},
+        {CHAT_MINIMAX_M3,
+         NS "<tool_call>" NS "<invoke name=\"f\">" NS "<o>" NS "<item>1" NS "</item>" NS "<k>"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(cases[i].f, false, cases[i].text, cases[i].text, NULL, NULL);
@@ -450,6 +489,35 @@ static void test_cut_short(void **state)
         {CHAT_GEMMA,
          "A.<|tool_call>call:f{n:1,text:<|\"|>x<|\"|>}<tool_call|>",
          {"<|tool_call>call:f{"}},
+        {CHAT_SEED,
+         "<seed:tool_call>\n<function=f>\n<parameter=text>x < y</parameter>\n</function>\n"
+         "</seed:tool_call>",
+         {"<seed:tool_call>\n<function=f>"}},
+        {CHAT_COHERE,
+         "<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": "
+         "{\"a\": \"]\"}}, {\"tool_name\": \"g\", \"parameters\": {}}]<|END_ACTION|>",
+         {"<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {",
+          "{\"tool_name\": \"g\", \"parameters\": {"}},
+        {CHAT_APERTUS,
+         "<|tools_prefix|>[{\"f\": {\"a\": 1}}, {\"g\": {}}]<|tools_suffix|>",
+         {"<|tools_prefix|>[{\"f\": {", "{\"g\": {"}},
+        {CHAT_HUNYUAN,
+         "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n"
+         "<arg_key:opensource>n</arg_key:opensource>\n<arg_value:opensource>1"
+         "</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+         {"<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>"}},
+        {CHAT_SOLAR,
+         "<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{\"a\": 1}"
+         "<|tool_call:end|>",
+         {"<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{"}},
+        {CHAT_MUSE,
+         "to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter "
+         "name=\"n\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+         {"to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">"}},
+        {CHAT_MINIMAX_M3,
+         NS "<tool_call>\n" NS "<invoke name=\"f\">" NS "<o>" NS "<k>1" NS "</k>" NS "</o>" NS
+            "</invoke>\n" NS "<invoke name=\"g\">" NS "</invoke>\n" NS "</tool_call>",
+         {NS "<tool_call>\n" NS "<invoke name=\"f\">", NS "<invoke name=\"g\">"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *text = cases[i].text;
@@ -508,6 +576,203 @@ static void check_trace(enum chat_format f, const char *const *pieces, const cha
     buf_clear(&t.b);
 }
 
+/* The schema says what an element of MiniMax-M3 is, also through references, unions and enums. */
+static void test_elements(void **state)
+{
+    (void)state;
+    json_t *old = schema;
+    schema = json_loads("[{\"function\":{\"name\":\"f\",\"parameters\":{\"$defs\":{\"P\":{\"type\":"
+                        "\"object\",\"properties\":"
+                        "{\"item\":{\"type\":\"string\"},\"next\":{\"$ref\":\"#/$defs/"
+                        "P\"}}},\"L\":{\"$ref\":\"#/$defs/L\"}},"
+                        "\"properties\":{\"p\":{\"$ref\":\"#/$defs/"
+                        "P\"},\"l\":{\"anyOf\":[{\"type\":\"array\",\"items\":{\"type\":"
+                        "\"string\"}},{\"type\":\"null\"}]},\"e\":{\"enum\":[\"1\",\"2\"]},\"u\":{"
+                        "\"type\":[\"string\",\"null\"]},"
+                        "\"n\":{\"type\":[\"string\",\"integer\"]},\"o\":{\"type\":\"object\","
+                        "\"additionalProperties\":{\"type\":"
+                        "\"string\"}},\"x\":{\"$ref\":\"#/$defs/"
+                        "L\"},\"y\":{\"anyOf\":[{\"$ref\":\"#/properties/y\"},{\"$ref\":"
+                        "\"#/properties/y\"}]}}}}}]",
+                        0, NULL);
+    assert_non_null(schema);
+    static const struct {
+        const char *text, *args;
+    } cases[] = {
+        {NS "<p>" NS "<item>5" NS "</item>" NS "<next>" NS "<item>6" NS "</item>" NS "</next>" NS
+            "</p>",
+         "{\"p\": {\"item\": \"5\", \"next\": {\"item\": \"6\"}}}"},
+        {NS "<l>" NS "<item>7" NS "</item>" NS "</l>", "{\"l\": [\"7\"]}"},
+        {NS "<l>" NS "</l>" NS "<p>" NS "</p>", "{\"l\": [], \"p\": {}}"},
+        {NS "<l>null" NS "</l>", "{\"l\": null}"},
+        {NS "<e>1" NS "</e>" NS "<u>null" NS "</u>", "{\"e\": \"1\", \"u\": \"null\"}"},
+        {NS "<n>1" NS "</n>" NS "<n>one" NS "</n>", "{\"n\": 1, \"n\": \"one\"}"},
+        {NS "<o>" NS "<k>1" NS "</k>" NS "</o>", "{\"o\": {\"k\": \"1\"}}"},
+        {NS "<x>1" NS "</x>" NS "<y>1" NS "</y>",
+         "{\"x\": 1, \"y\": 1}"}, /* references without an end */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[1024], want[1024];
+        snprintf(text, sizeof text,
+                 NS "<tool_call>" NS "<invoke name=\"f\">%s" NS "</invoke>" NS "</tool_call>",
+                 cases[i].text);
+        snprintf(want, sizeof want, "f %s", cases[i].args);
+        check(CHAT_MINIMAX_M3, false, text, "", NULL, want);
+    }
+    struct buf deep = {0};
+    buf_adds(&deep, NS "<tool_call>" NS "<invoke name=\"f\">");
+    for (int i = 0; i < 100; i++)
+        buf_adds(&deep, NS "<k>");
+    buf_addc(&deep, 0);
+    json_t *j = parse(CHAT_MINIMAX_M3, deep.p, deep.len - 1, BYTES, false, true);
+    assert_string_equal(json_string_value(json_object_get(j, "content")), deep.p);
+    json_decref(j);
+    buf_clear(&deep);
+    json_decref(schema);
+    schema = old;
+}
+
+/* As the templates of each family write a call after thinking, and text that is no call. */
+static void test_families(void **state)
+{
+    (void)state;
+    static const char args[] = "f {\"text\": \"a \\\"b\\\"\", \"n\": 3}|g {}";
+    thoughts = CHAT_THOUGHTS_SEED;
+    check(CHAT_SEED, false,
+          "<seed:think>Hm <seed:tool_call>.</seed:think>\nSee:\n<seed:tool_call>\n<function=f>\n"
+          "<parameter=text>a \"b\"</parameter>\n<parameter=n>3</parameter>\n</function>\n"
+          "</seed:tool_call>\n<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
+          "See:", "Hm <seed:tool_call>.", args);
+    check(CHAT_SEED, false,
+          "<seed:tool_call>\n<function=f>\n<parameter=text>\na\n</parameter>\n</function>\n"
+          "</seed:tool_call>",
+          "", NULL, "f {\"text\": \"\\na\\n\"}"); /* lines belong to the value */
+    check(CHAT_SEED, false, "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
+          "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", NULL, NULL);
+    check(CHAT_SEED, false, "<seed:tool_call>\nno</seed:tool_call>",
+          "<seed:tool_call>\nno</seed:tool_call>", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_COHERE;
+    static const char action[] =
+        "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": "
+        "{\"text\": \"]}\"}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": "
+        "{}}"
+        "\n]<|END_ACTION|>";
+    char text[512];
+    for (int closed = 0; closed < 2; closed++) {
+        snprintf(text, sizeof text, "Hm [.%s%s", closed ? "<|END_THINKING|>" : "", action);
+        check(CHAT_COHERE, true, text, "", "Hm [.", "f {\"text\": \"]}\"}|g {}");
+    }
+    check(CHAT_COHERE, true,
+          "Hm.<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"n\": 1}}]"
+          "<|END_ACTION|>",
+          "", "Hm.", "f {\"n\": 1}");
+    check(CHAT_COHERE, false, action, "", NULL, "f {\"text\": \"]}\"}|g {}");
+    check(CHAT_COHERE, false, "<|START_TEXT|>It is.<|END_TEXT|>", "It is.", NULL, NULL);
+    check(CHAT_COHERE, false, "<|START_ACTION|>[]<|END_ACTION|>",
+          "<|START_ACTION|>[]<|END_ACTION|>", NULL, NULL);
+    check(CHAT_COHERE, false, "<|START_ACTION|>f", "<|START_ACTION|>f", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_TAGS;
+    check(CHAT_NEMOTRON, false,
+          "<think>\nHm.\n</think>\nSee:\n<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}, "
+          "{\"name\": "
+          "\"g\", \"arguments\": {}}]</TOOLCALL>",
+          "See:", "Hm.", "f {\"n\": 1}|g {}");
+    check(CHAT_GRANITE, false,
+          "<think>Hm.</think><|tool_call|>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}]", "",
+          "Hm.", "f {\"n\": 1}");
+    check(CHAT_TOOL_CALLS, false,
+          "<tool_calls>[{\"name\": \"f\", \"arguments\": {\"n\": 1}, \"id\": \"7\"}]</tool_calls>",
+          "", NULL, "f {\"n\": 1}");
+    check(CHAT_LFM2, false, "Ok.<|tool_call_start|>[f(text='a', n=1), g()]<|tool_call_end|>", "Ok.",
+          NULL, "f {\"text\": \"a\", \"n\": 1}|g {}");
+    check(CHAT_LFM2, false, "<|tool_call_start|>[no]<|tool_call_end|>",
+          "<|tool_call_start|>[no]<|tool_call_end|>", NULL, NULL);
+    check(CHAT_NEMOTRON, false, "<TOOLCALL>no</TOOLCALL>", "<TOOLCALL>no</TOOLCALL>", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_APERTUS;
+    static const char tools[] = "<|tools_prefix|>[{\"f\": {\"text\": \"]}\"}}, {\"g\": {}}]"
+                                "<|tools_suffix|>";
+    for (int closed = 0; closed < 2; closed++) {
+        snprintf(text, sizeof text, "<|inner_prefix|>Hm [{.%s%s", closed ? "<|inner_suffix|>" : "",
+                 tools);
+        check(CHAT_APERTUS, false, text, "", "Hm [{.", "f {\"text\": \"]}\"}|g {}");
+    }
+    check(CHAT_APERTUS, false, "See: <|tools_prefix|>[ { \"f\" : {\"n\": 1} } ]", "See:", NULL,
+          "f {\"n\": 1}");
+    check(CHAT_APERTUS, false, "<|tools_prefix|>[{\"\": {}}]", "<|tools_prefix|>[{\"\": {}}]", NULL,
+          NULL);
+    check(CHAT_APERTUS, false, "<|tools_prefix|>[{\"f\": 5}]<|tools_suffix|>",
+          "<|tools_prefix|>[{\"f\": 5}]<|tools_suffix|>", NULL, NULL);
+    check(CHAT_APERTUS, false, "<|tools_prefix|>[f]", "<|tools_prefix|>[f]", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_HUNYUAN;
+    check(CHAT_HUNYUAN, true,
+          "Hm <tool_calls:opensource>.</think:opensource>See:<tool_calls:opensource>\n"
+          "<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>text"
+          "</arg_key:opensource>\n<arg_value:opensource>a \"b\"</arg_value:opensource>\n"
+          "<arg_key:opensource>n</arg_key:opensource>\n<arg_value:opensource>3"
+          "</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>g"
+          "<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+          "See:", "Hm <tool_calls:opensource>.", args);
+    check(CHAT_HUNYUAN, false, "<tool_calls:opensource>\nno", "<tool_calls:opensource>\nno", NULL,
+          NULL);
+    check(CHAT_HUNYUAN, false, "<tool_calls:opensource><tool_call:opensource>f",
+          "<tool_calls:opensource><tool_call:opensource>f", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_SOLAR;
+    static const char solar[] =
+        "<|think|>Hm <|tool_calls|>.<|end|>%s<|begin|>assistant<|tool_calls|><|tool_call:begin|>a1"
+        "<|tool_call:name|>f<|tool_call:args|>{\"n\": 1}<|tool_call:end|><|tool_call:begin|>b2"
+        "<|tool_call:name|>g<|tool_call:args|>{}<|tool_call:end|>";
+    snprintf(text, sizeof text, solar, "");
+    check(CHAT_SOLAR, false, text, "", "Hm <|tool_calls|>.", "f {\"n\": 1}|g {}");
+    snprintf(text, sizeof text, solar, "<|begin|>assistant<|content|>See:<|end|>");
+    check(CHAT_SOLAR, false, text, "See:", "Hm <|tool_calls|>.", "f {\"n\": 1}|g {}");
+    check(CHAT_SOLAR, false,
+          "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>f<|tool_call:args|>{\"n\": 1}"
+          "<|tool_call:end|><|calls|>",
+          "", NULL, "f {\"n\": 1}");
+    check(CHAT_SOLAR, false, "<|content|>It is.<|end|>", "It is.", NULL, NULL);
+    check(CHAT_SOLAR, false, "<|tool_calls|>no", "<|tool_calls|>no", NULL, NULL);
+    check(CHAT_SOLAR, false, "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>f<|tool_call:ar",
+          "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>f<|tool_call:ar", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_MUSE;
+    check(CHAT_MUSE, false,
+          " to=self<|message|>Hm <atem:function_calls>.<|eom|><|start|>assistant to=f<|message|>"
+          "<atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"text\">a \"b\""
+          "</atem:parameter>\n<atem:parameter name=\"n\">3</atem:parameter>\n</atem:invoke>\n"
+          "</atem:function_calls><|eom|><|start|>assistant to=g<|message|><atem:function_calls>\n"
+          "<atem:invoke name=\"g\">\n</atem:invoke>\n</atem:function_calls>",
+          "", "Hm <atem:function_calls>.", args);
+    check(CHAT_MUSE, false,
+          " to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n</atem:invoke>\n"
+          "</atem:function_calls><|eot|>",
+          "", NULL, "f {}");
+    check(CHAT_MUSE, false, " to=user<|message|>It is.<|eot|>", "It is.", NULL, NULL);
+    check(CHAT_MUSE, false,
+          " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>It is.", "It is.",
+          "Hm.", NULL);
+    check(CHAT_MUSE, false, "to=nobody", "to=nobody", NULL, NULL);
+    check(CHAT_MUSE, false, "to=f<|message|>no", "to=f<|message|>no", NULL, NULL);
+    check(CHAT_MUSE, false, "to=f<|message|><atem:function_calls>no",
+          "to=f<|message|><atem:function_calls>no", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_MINIMAX;
+    check(CHAT_MINIMAX_M3, false, "</mm:think>It is.", "It is.", NULL, NULL);
+    check(CHAT_MINIMAX_M3, true,
+          "Hm " NS "<tool_call>.</mm:think>See:" NS "<tool_call>\n" NS "<invoke name=\"f\">" NS
+          "<text>a \"b\"" NS "</text>" NS "<n>3" NS "</n>" NS "</invoke>\n" NS
+          "<invoke name=\"g\">" NS "</invoke>\n" NS "</tool_call>",
+          "See:", "Hm " NS "<tool_call>.", args);
+    /* a text is a string by the schema, else by its form; a list has items */
+    check(CHAT_MINIMAX_M3, false,
+          NS "<tool_call>" NS "<invoke name=\"f\">" NS "<text> 5\n" NS "</text>" NS "<o>" NS
+             "<a>" NS "<item>5" NS "</item>\n" NS "<item>" NS "<b> <i>x</i> ]<" NS "</b>" NS
+             "</item>" NS "</a>" NS "<c>" NS "</c>" NS "</o>" NS "</invoke>" NS "</tool_call>",
+          "", NULL,
+          "f {\"text\": \" 5\\n\", \"o\": {\"a\": [5, {\"b\": \" <i>x</i> ]<\"}], \"c\": \"\"}}");
+    check(CHAT_MINIMAX_M3, false, NS "<tool_call>\nno", NS "<tool_call>\nno", NULL, NULL);
+    check(CHAT_MINIMAX_M3, false, NS "<tool_call>" NS "<invoke name=\"f g\">",
+          NS "<tool_call>" NS "<invoke name=\"f g\">", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_TAGS;
+}
+
 static void test_streaming(void **state)
 {
     (void)state;
@@ -551,8 +816,21 @@ static void test_detect(void **state)
                  {"mistralai-Mistral-Nemo-Instruct-2407", CHAT_MISTRAL},
                  {"unsloth-mistral-Devstral-Small-2507", CHAT_MISTRAL},
                  {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", CHAT_DEEPSEEK_R1},
+                 {"deepseek-ai-DeepSeek-V3.2", CHAT_DEEPSEEK_V32},
+                 {"deepseek-ai-DeepSeek-V4-Flash-0731", CHAT_DEEPSEEK_V4},
                  {"GLM-4.7-Flash", CHAT_GLM},
                  {"MiniMax-M2", CHAT_MINIMAX},
+                 {"Cohere2MoE", CHAT_COHERE},
+                 {"CohereForAI-c4ai-command-r7b-12-2024-tool_use", CHAT_COHERE},
+                 {"Apertus-8B-Instruct", CHAT_APERTUS},
+                 {"tencent-Hy3", CHAT_HUNYUAN},
+                 {"muse-glimmer", CHAT_MUSE},
+                 {"MiniMax-M3", CHAT_MINIMAX_M3},
+                 {"NVIDIA-Nemotron-Nano-v2", CHAT_NEMOTRON},
+                 {"ibm-granite-granite-3.3-2B-Instruct", CHAT_GRANITE},
+                 {"ibm-granite-granite-4.0", CHAT_HERMES},
+                 {"unsloth-Apriel-1.5", CHAT_TOOL_CALLS},
+                 {"LFM2.5-8B-A1B", CHAT_LFM2},
                  {"Kimi-K2-Instruct", CHAT_KIMI},
                  {"google-gemma-4-31B-it-interleaved", CHAT_GEMMA},
                  {"Qwen3.5-4B", CHAT_QWEN_XML},
@@ -576,6 +854,10 @@ static void test_detect(void **state)
     /* gpt-oss and the pythonic form, as whole templates: test_chat.c. Llama 4's tag tells as well. */
     const char *py = "{{ '<|python_start|>' }}";
     assert_int_equal(chat_format_detect(py, strlen(py)), CHAT_PYTHONIC);
+    const char *seed_oss = "{%- set begin = '<seed:tool_call>' %}<function=f><parameter=p>";
+    assert_int_equal(chat_format_detect(seed_oss, strlen(seed_oss)), CHAT_SEED);
+    const char *solar = "<|tool_calls|><|tool_call:begin|>id<|tool_call:name|>f<|tool_call:args|>";
+    assert_int_equal(chat_format_detect(solar, strlen(solar)), CHAT_SOLAR);
 }
 
 /* ------------------------------------------------------------------ the invariant */
@@ -606,6 +888,34 @@ static const char *const valid[CHAT_N_FORMATS] = {
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
     "{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
     "<|channel>thought\nt<channel|><|tool_call>call:f{n:1,text:<|\"|>x<|\"|>}<tool_call|>",
+    "<think>t</think>Ok.<seed:tool_call>\n<function=f>\n<parameter=text>x</parameter>\n</"
+    "function>\n"
+    "</seed:tool_call>",
+    "<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"a\": 1}}, "
+    "{\"tool_name\": \"g\", \"parameters\": {}}]<|END_ACTION|>",
+    "<think>t</think><|tools_prefix|>[{\"f\": {\"a\": [1]}}, {\"g\": {}}]<|tools_suffix|>",
+    "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>n"
+    "</arg_key:opensource>\n<arg_value:opensource>1</arg_value:opensource>\n"
+    "</tool_call:opensource>\n</tool_calls:opensource>",
+    "<|begin|>assistant<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>"
+    "{\"a\": 1}<|tool_call:end|><|calls|>",
+    "to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"n\">1"
+    "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>",
+    NS "<tool_call>\n" NS "<invoke name=\"f\">" NS "<n>1" NS "</n>" NS "<o>" NS "<item>x" NS
+       "</item>" NS "<item>" NS "<k>true" NS "</k>" NS "</item>" NS "</o>" NS "</invoke>\n" NS
+       "</tool_call>",
+    "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": "
+    "{}}]</TOOLCALL>",
+    "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}]",
+    "<tool_calls>[{\"name\": \"f\", \"arguments\": {\"a\": 1}, \"id\": \"x\"}]</tool_calls>",
+    "<|tool_call_start|>[f(a=1, b='x'), g()]<|tool_call_end|>",
+    "<" DSML "function_calls>\n<" DSML
+    "invoke name=\"f\">\n" PARAMETER("n", "false", "1") "</" DSML "invoke>\n<" DSML
+                                                        "invoke name=\"g\">\n</" DSML
+                                                        "invoke>\n</" DSML "function_calls>",
+    "<think>t</think><" DSML "tool_calls>\n<" DSML
+    "invoke name=\"f\">\n" PARAMETER("text", "true", "x") "</" DSML "invoke>\n</" DSML
+                                                          "tool_calls>",
 };
 
 static void random_text(enum chat_format f, struct buf *b)
@@ -657,6 +967,48 @@ static void random_text(enum chat_format f, struct buf *b)
         "<invoke name=\"f\">",
         "</invoke>",
         "<parameter name=\"text\">",
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "<|START_ACTION|>[",
+        "]<|END_ACTION|>",
+        "{\"tool_name\": \"f\", \"parameters\": {}}",
+        "<|tools_prefix|>[",
+        "]<|tools_suffix|>",
+        "{\"f\": {}}",
+        "<tool_calls:opensource>",
+        "<tool_call:opensource>f<tool_sep:opensource>",
+        "<arg_key:opensource>n</arg_key:opensource>",
+        "<arg_value:opensource>",
+        "</arg_value:opensource>",
+        "</tool_call:opensource>",
+        "<|tool_calls|>",
+        "<|begin|>assistant",
+        "<|tool_call:begin|>a",
+        "<|tool_call:name|>f",
+        "<|tool_call:args|>{}",
+        "<|tool_call:end|>",
+        "to=f<|message|>",
+        "<|start|>assistant ",
+        "<TOOLCALL>[",
+        "]</TOOLCALL>",
+        "<|tool_call|>[",
+        "<tool_calls>[",
+        "<|tool_call_start|>[",
+        "f(a=1)]<|tool_call_end|>",
+        NS,
+        NS "<tool_call>",
+        NS "<item>",
+        NS "<k>",
+        NS "</k>",
+        NS "</invoke>",
+        NS "<invoke name=\"f\">",
+        "<atem:function_calls>",
+        "<atem:invoke name=\"f\">",
+        "<atem:parameter name=\"n\">",
+        "</atem:parameter>",
+        "</atem:invoke>",
+        "</atem:function_calls>",
+        "<|eom|>",
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
         "<|tool_call_begin|>",
@@ -875,7 +1227,8 @@ int main(void)
         cmocka_unit_test(test_streaming), cmocka_unit_test(test_detect),
         cmocka_unit_test(test_splits),    cmocka_unit_test(test_broken),
         cmocka_unit_test(test_cut_short), cmocka_unit_test(test_continued),
-        cmocka_unit_test(test_thoughts),
+        cmocka_unit_test(test_thoughts),  cmocka_unit_test(test_families),
+        cmocka_unit_test(test_elements),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(schema);

@@ -152,13 +152,46 @@ static void calls_are(enum chat_format f, const char *text, const char *want)
 #define G_CALL(name, args) "<tool_call>" name args "</tool_call>"
 #define G_ARG(k, v)        "<arg_key>" k "</arg_key><arg_value>" v "</arg_value>"
 #define G_LINES(k, v)      "<arg_key>" k "</arg_key>\n<arg_value>" v "</arg_value>\n"
+#define V                  "｜DSML｜"
+#define V_FRAME(c)         "<" V "tool_calls>\n" c "</" V "tool_calls>"
+#define V_CALL(f, a)       "<" V "invoke name=\"" f "\">\n" a "</" V "invoke>\n"
+#define V_ARG(k, s, v)     "<" V "parameter name=\"" k "\" string=\"" s "\">" v "</" V "parameter>\n"
 #define M_FRAME(calls)     "<minimax:tool_call>\n" calls "</minimax:tool_call>"
 #define M_CALL(name, args) "<invoke name=\"" name "\">\n" args "</invoke>\n"
 #define M_ARG(k, v)        "<parameter name=\"" k "\">" v "</parameter>\n"
 #define E_CALL(name, args) "<|tool_call>call:" name "{" args "}<tool_call|>"
 #define E_TEXT(t)          "<|\"|>" t "<|\"|>"
-#define PING               "ping{}"
-#define PRAGUE             "get_weather{\"town\":\"Prague\",\"days\":3}"
+#define S_CALL(name, args)                                                                         \
+    "<seed:tool_call>\n<function=" name ">\n" args "</function>\n</seed:tool_call>"
+#define S_ARG(k, v)    "<parameter=" k ">" v "</parameter>\n"
+#define C_FRAME(calls) "<|START_ACTION|>[\n    " calls "\n]<|END_ACTION|>"
+#define C_CALL(n, f, a)                                                                            \
+    "{\"tool_call_id\": \"" n "\", \"tool_name\": \"" f "\", \"parameters\": " a "}"
+#define L_CALL(f, a)    "{\"name\": \"" f "\", \"arguments\": " a "}"
+#define A_FRAME(calls)  "<|tools_prefix|>[" calls "]<|tools_suffix|>"
+#define A_CALL(f, args) "{\"" f "\": " args "}"
+#define H_FRAME(calls)  "<tool_calls:opensource>\n" calls "</tool_calls:opensource>"
+#define H_CALL(f, args)                                                                            \
+    "<tool_call:opensource>" f "<tool_sep:opensource>\n" args "</tool_call:opensource>\n"
+#define H_ARG(k, v)                                                                                \
+    "<arg_key:opensource>" k "</arg_key:opensource>\n<arg_value:opensource>" v                     \
+    "</arg_value:opensource>\n"
+#define O_FRAME(calls) "<|tool_calls|>" calls "<|calls|>"
+#define O_CALL(id, f, args)                                                                        \
+    "<|tool_call:begin|>" id "<|tool_call:name|>" f "<|tool_call:args|>" args "<|tool_call:end|>"
+#define U_CALL(f, args)                                                                            \
+    "to=" f "<|message|><atem:function_calls>\n<atem:invoke name=\"" f "\">\n" args                \
+    "</atem:invoke>\n</atem:function_calls>"
+#define U_ARG(k, v)     "<atem:parameter name=\"" k "\">" v "</atem:parameter>\n"
+#define N               "]<]minimax[>["
+#define N_FRAME(calls)  N "<tool_call>\n" calls N "</tool_call>"
+#define N_CALL(f, args) N "<invoke name=\"" f "\">" args N "</invoke>\n"
+#define N_ARG(k, v)     N "<" k ">" v N "</" k ">"
+#define U_NEXT          "<|eom|><|start|>assistant "
+#define WEATHER         "{\"town\": \"Prague\", \"days\": 3}"
+#define SEND            "{\"to\": [\"a\"], \"loud\": true}"
+#define PING            "ping{}"
+#define PRAGUE          "get_weather{\"town\":\"Prague\",\"days\":3}"
 
 /* Every form: calls as the family writes them, and what must not come through. */
 static const struct form_case {
@@ -325,6 +358,154 @@ static const struct form_case {
       "<|channel|>commentary to=browser.search<|message|>{}",
       "<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{}"},
      {"<|channel|>final<|message|>Hello", "<|channel|>analysis<|message|>to=functions.x"}},
+    {CHAT_SEED,
+     S_CALL("get_weather", S_ARG("town", "Prague") S_ARG("days", "3")),
+     PRAGUE,
+     S_CALL("ping", "") "\n" S_CALL("send", S_ARG("to", "[\"a\"]") S_ARG("loud", "true")),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {S_CALL("weather", ""), S_CALL("get_weather", ""),
+      S_CALL("get_weather", S_ARG("town", "Prague") S_ARG("days", "12")),
+      S_CALL("get_weather", S_ARG("town", "Prague Prague Prague") S_ARG("days", "3")),
+      S_CALL("send", S_ARG("what", "3")), "<seed:tool_call>\n<function=ping>\n</function>",
+      "<seed:tool_call>Hello"},
+     {"Hello <function", "<tool_call>{}</tool_call>", "<seed:tool_cal"}},
+    {CHAT_COHERE,
+     C_FRAME(C_CALL("0", "get_weather", WEATHER)),
+     PRAGUE,
+     C_FRAME(C_CALL("0", "ping", "{}") ",\n    " C_CALL("1", "send", SEND)),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {C_FRAME(C_CALL("0", "weather", "{}")), C_FRAME(C_CALL("0", "get_weather", "{}")),
+      C_FRAME(C_CALL("0", "get_weather", "{\"town\": 5, \"days\": 3}")), C_FRAME(""),
+      "<|START_ACTION|>[" C_CALL("0", "ping", "{}") "]", "<|START_ACTION|>Hello",
+      C_FRAME("{\"name\": \"ping\", \"parameters\": {}}"), C_FRAME(C_CALL("a", "ping", "{}"))},
+     {"<|START_ACT", "[{\"tool_name\": \"x\"}]"}},
+    {CHAT_APERTUS,
+     A_FRAME(A_CALL("get_weather", WEATHER)),
+     PRAGUE,
+     A_FRAME(A_CALL("ping", "{}") ", " A_CALL("send", SEND)),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {A_FRAME(A_CALL("weather", "{}")), A_FRAME(A_CALL("get_weather", "{}")),
+      A_FRAME(A_CALL("get_weather", "{\"town\": 5, \"days\": 3}")), A_FRAME(""),
+      "<|tools_prefix|>[" A_CALL("ping", "{}"), "<|tools_prefix|>Hello",
+      A_FRAME("{\"name\": \"ping\", \"arguments\": {}}"), A_FRAME(A_CALL("ping", "[]"))},
+     {"<|tools_pre", "[{\"ping\": {}}]"}},
+    {CHAT_NEMOTRON,
+     "<TOOLCALL>[" L_CALL("get_weather", WEATHER) "]</TOOLCALL>",
+     PRAGUE,
+     "<TOOLCALL>[" L_CALL("ping", "{}") ", " L_CALL("send", SEND) "]</TOOLCALL>",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"<TOOLCALL>[" L_CALL("weather", "{}") "]</TOOLCALL>",
+      "<TOOLCALL>[" L_CALL("get_weather", "{}") "]</TOOLCALL>",
+      "<TOOLCALL>[" L_CALL("get_weather", "{\"town\": 5, \"days\": 3}") "]</TOOLCALL>",
+      "<TOOLCALL>["
+      ""
+      "]</TOOLCALL>",
+      "<TOOLCALL>Hello", "<TOOLCALL>[" L_CALL("ping", "{}")},
+     {"<TOOLCAL", "[{\"name\": \"x\"}]"}},
+    {CHAT_GRANITE,
+     "<|tool_call|>[" L_CALL("get_weather", WEATHER) "]",
+     PRAGUE,
+     "<|tool_call|>[" L_CALL("ping", "{}") ", " L_CALL("send", SEND) "]",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"<|tool_call|>[" L_CALL("weather", "{}") "]",
+      "<|tool_call|>[" L_CALL("get_weather", "{}") "]",
+      "<|tool_call|>[" L_CALL("get_weather", "{\"town\": 5, \"days\": 3}") "]",
+      "<|tool_call|>["
+      ""
+      "]",
+      "<|tool_call|>Hello", "<|tool_call|>[" L_CALL("ping", "{}")},
+     {"<|tool_call", "[{\"name\": \"x\"}]"}},
+    {CHAT_TOOL_CALLS,
+     "<tool_calls>[" L_CALL("get_weather", WEATHER) "]</tool_calls>",
+     PRAGUE,
+     "<tool_calls>[" L_CALL("ping", "{}") ", " L_CALL("send", SEND) "]</tool_calls>",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"<tool_calls>[" L_CALL("weather", "{}") "]</tool_calls>",
+      "<tool_calls>[" L_CALL("get_weather", "{}") "]</tool_calls>",
+      "<tool_calls>[" L_CALL("get_weather", "{\"town\": 5, \"days\": 3}") "]</tool_calls>",
+      "<tool_calls>["
+      ""
+      "]</tool_calls>",
+      "<tool_calls>Hello", "<tool_calls>[" L_CALL("ping", "{}")},
+     {"<tool_call", "[{\"name\": \"x\"}]"}},
+    {CHAT_LFM2,
+     "<|tool_call_start|>[get_weather(town=\"Prague\", days=3)]<|tool_call_end|>",
+     PRAGUE,
+     "<|tool_call_start|>[ping(), send(to=[\"a\"], loud=True)]<|tool_call_end|>",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"<|tool_call_start|>[get_weather(town=\"Prague\")]<|tool_call_end|>",
+      "<|tool_call_start|>[get_weather(town=Prague, days=3)]<|tool_call_end|>",
+      "<|tool_call_start|>[send(to=[\"a\"], other=1)]<|tool_call_end|>",
+      "<|tool_call_start|>[ping(), pong()]<|tool_call_end|>",
+      "<|tool_call_start|>[]<|tool_call_end|>", "<|tool_call_start|>[ping()]",
+      "<|tool_call_start|>Hello"},
+     {"<|tool_call_sta", "[ping()]"}},
+    {CHAT_APERTUS, /* the last tag ended the reply */
+     "<|tools_prefix|>[" A_CALL("get_weather", WEATHER) "]",
+     PRAGUE,
+     NULL,
+     NULL,
+     {"<|tools_prefix|>[]"},
+     {"Hello"}},
+    {CHAT_HUNYUAN,
+     H_FRAME(H_CALL("get_weather", H_ARG("town", "Prague") H_ARG("days", "3"))),
+     PRAGUE,
+     H_FRAME(H_CALL("ping", "") H_CALL("send", H_ARG("to", "[\"a\"]") H_ARG("loud", "true"))),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {H_FRAME(H_CALL("weather", "")), H_FRAME(H_CALL("get_weather", "")),
+      H_FRAME(H_CALL("get_weather", H_ARG("town", "Prague") H_ARG("days", "12"))),
+      H_FRAME(H_CALL("get_weather", H_ARG("town", "Prague Prague Prague") H_ARG("days", "3"))),
+      H_FRAME(H_CALL("send", H_ARG("other", "1"))), H_FRAME(""),
+      "<tool_calls:opensource>\n" H_CALL("ping", ""), "<tool_calls:opensource>Hello"},
+     {"<tool_calls:open", "<tool_call>{}</tool_call>"}},
+    {CHAT_SOLAR,
+     O_FRAME(O_CALL("a1b2c3d4e5", "get_weather", WEATHER)),
+     PRAGUE,
+     "<|begin|>assistant<|tool_calls|>" O_CALL("a1b2c3d4e5", "ping", "{}")
+         O_CALL("b1b2c3d4e5", "send", SEND),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {O_FRAME(O_CALL("a1", "weather", "{}")), O_FRAME(O_CALL("a1", "get_weather", "{}")),
+      O_FRAME(O_CALL("A!", "ping", "{}")), O_FRAME(O_CALL("", "ping", "{}")), O_FRAME(""),
+      "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>ping<|tool_call:args|>{}",
+      "<|tool_calls|>Hello"},
+     {"<|tool_cal", "<|content|>Hello"}},
+    {CHAT_DEEPSEEK_V4,
+     V_FRAME(V_CALL("get_weather", V_ARG("town", "true", "Prague") V_ARG("days", "false", "3"))),
+     PRAGUE,
+     V_FRAME(V_CALL("ping", "")
+                 V_CALL("send", V_ARG("to", "false", "[\"a\"]") V_ARG("loud", "false", "true"))),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {V_FRAME(V_CALL("weather", "")), V_FRAME(V_CALL("get_weather", "")),
+      V_FRAME(V_CALL("get_weather", V_ARG("town", "true", "Prague") V_ARG("days", "false", "12"))),
+      V_FRAME(V_CALL("get_weather", V_ARG("town", "maybe", "Prague") V_ARG("days", "false", "3"))),
+      V_FRAME("")},
+     {"<" V "tool", "<tool_calls>"}},
+    {CHAT_MINIMAX_M3,
+     N_FRAME(N_CALL("get_weather", N_ARG("town", "Prague") N_ARG("days", "3"))),
+     PRAGUE,
+     N_FRAME(N_CALL("ping", "")
+                 N_CALL("send", N_ARG("to", N_ARG("item", "a")) N_ARG("loud", "true"))),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {N_FRAME(N_CALL("weather", "")), N_FRAME(N_CALL("get_weather", "")),
+      N_FRAME(N_CALL("get_weather", N_ARG("town", "Prague") N_ARG("days", "12"))),
+      N_FRAME(N_CALL("get_weather", N_ARG("town", "Prague Prague Prague") N_ARG("days", "3"))),
+      N_FRAME(N_CALL("send", N_ARG("to", ""))), N_FRAME(N_CALL("send", N_ARG("to", "[\"a\"]"))),
+      N_FRAME(N_CALL("get_weather", N "<town>Prague" N "</days>" N_ARG("days", "3"))), N_FRAME("")},
+     {N "<tool", "<invoke name=\"pong\">"}},
+    {CHAT_MUSE,
+     " " U_CALL("get_weather", U_ARG("town", "Prague") U_ARG("days", "3")),
+     PRAGUE,
+     "<|start|>assistant " U_CALL("ping", "")
+         U_NEXT U_CALL("send", U_ARG("to", "[\"a\"]") U_ARG("loud", "true")),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {U_CALL("weather", ""), U_CALL("get_weather", ""),
+      U_CALL("get_weather", U_ARG("town", "Prague") U_ARG("days", "12")),
+      U_CALL("get_weather", U_ARG("town", "Prague Prague Prague") U_ARG("days", "3")),
+      U_CALL("send", U_ARG("other", "1")),
+      "to=ping<|message|><atem:function_calls>\n</atem:function_calls>",
+      "<atem:function_calls>\n<atem:invoke name=\"ping\">\n</atem:invoke>\n",
+      "<atem:function_calls>Hello"},
+     {" to=user<|message|>Hello", "<atem:invoke name=\"pong\">", "to=nobody"}},
 };
 
 static void test_forms(void **state)
@@ -391,6 +572,20 @@ static void test_open_arguments(void **state)
         {CHAT_MINIMAX,
          M_FRAME(M_CALL("ping", M_ARG("a", "b c") M_ARG("d", "[1, {\"e\": \"f\"}, null]")
                                     M_ARG("g", "{\"h\": true}")))},
+        {CHAT_DEEPSEEK_V4, V_FRAME(V_CALL("ping", V_ARG("a", "true", "b c") V_ARG(
+                                                      "d", "false", "[1, {\"e\": \"f\"}, null]")
+                                                      V_ARG("g", "false", "{\"h\": true}")))},
+        {CHAT_SEED, S_CALL("ping", S_ARG("a", "b c") S_ARG("d", "[1, {\"e\": \"f\"}, null]")
+                                       S_ARG("g", "{\"h\": true}"))},
+        {CHAT_HUNYUAN,
+         H_FRAME(H_CALL("ping", H_ARG("a", "b c") H_ARG("d", "[1, {\"e\": \"f\"}, null]")
+                                    H_ARG("g", "{\"h\": true}")))},
+        {CHAT_MINIMAX_M3,
+         N_FRAME(N_CALL("ping", N_ARG("a", "b c") N_ARG(
+                                    "d", N_ARG("item", "1") N_ARG("item", N_ARG("e", "f")) N_ARG(
+                                             "item", "null")) N_ARG("g", N_ARG("h", "true"))))},
+        {CHAT_MUSE, U_CALL("ping", U_ARG("a", "b c") U_ARG("d", "[1, {\"e\": \"f\"}, null]")
+                                       U_ARG("g", "{\"h\": true}"))},
         {CHAT_GEMMA,
          E_CALL("ping", "a:" E_TEXT("b c") ",d:[1,{e:" E_TEXT("f") "},null],g:{h:true}")},
     };
@@ -454,6 +649,28 @@ static void test_thinking(void **state)
     refuses(g, " to=f<|message|>");
     if (tagged)
         takes(g, " to=self<|message|>Hm.<|eom|><|start|>assistant<|message|>42");
+    grammar_free(g);
+
+    /* Families that call while they think: the call needs no end of thinking before it. */
+    c = (struct chat_constraint){.thinking = CHAT_THINKS_FIRST};
+    c.format = CHAT_APERTUS;
+    c.thoughts = CHAT_THOUGHTS_APERTUS;
+    for (int must = 0; must < 2; must++) {
+        c.required = must;
+        g = compile(c);
+        takes(g, "Hm. [{}] " A_FRAME(A_CALL("ping", "{}")));
+        takes(g, "Hm.<|inner_suffix|>" A_FRAME(A_CALL("ping", "{}")));
+        refuses(g, "Hm. " A_FRAME(A_CALL("pong", "{}")));
+        grammar_free(g);
+    }
+
+    /* The marks of an answer are not for calls. */
+    c = (struct chat_constraint){.required = true};
+    c.format = CHAT_MUSE;
+    c.thoughts = CHAT_THOUGHTS_MUSE;
+    g = compile(c);
+    takes(g, " " U_CALL("ping", ""));
+    refuses(g, " to=u");
     grammar_free(g);
 
     /* Calls: thoughts may mention them, text may surround them. */
@@ -610,6 +827,12 @@ static void test_spelled(void **state)
         {CHAT_GLM, "<tool_call>get_weather<arg_key>town</arg_key><arg_value>Pra", "</arg_value>",
          "<arg_key>", "<arg_key>"},
         {CHAT_GEMMA, "<|tool_call>call:get_weather{town:<|\"|>Pra", "<|\"|>", "<tool_call|>", ","},
+        {CHAT_HUNYUAN,
+         "<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+         "<arg_key:opensource>town</arg_key:opensource>\n<arg_value:opensource>Pra",
+         "</arg_value:opensource>", "<arg_key:opensource>", "<arg_key:opensource>"},
+        {CHAT_MINIMAX_M3, N "<tool_call>" N "<invoke name=\"get_weather\">" N "<town>Pra", N,
+         "<tool_call>", "</"},
     };
     for (size_t i = 0; tagged && i < sizeof rows / sizeof *rows; i++) {
         struct grammar *g = compile((struct chat_constraint){
@@ -894,6 +1117,35 @@ static struct tokenizer *load_tagged(void)
                                        "<|start|>",
                                        "<|python_tag|>",
                                        "<|START_TEXT|>",
+                                       "<|START_ACTION|>",
+                                       "<|END_ACTION|>",
+                                       "<|tools_prefix|>",
+                                       "<|tools_suffix|>",
+                                       "<seed:tool_call>",
+                                       "</seed:tool_call>",
+                                       "<tool_calls:opensource>",
+                                       "</tool_calls:opensource>",
+                                       "<tool_call:opensource>",
+                                       "</tool_call:opensource>",
+                                       "<tool_sep:opensource>",
+                                       "<arg_key:opensource>",
+                                       "</arg_key:opensource>",
+                                       "<arg_value:opensource>",
+                                       "</arg_value:opensource>",
+                                       "<|begin|>",
+                                       "<|tool_calls|>",
+                                       "<|tool_call:begin|>",
+                                       "<|tool_call:name|>",
+                                       "<|tool_call:args|>",
+                                       "<|tool_call:end|>",
+                                       "<|calls|>",
+                                       "<|eom|>",
+                                       "<TOOLCALL>",
+                                       "</TOOLCALL>",
+                                       "<|tool_call|>",
+                                       "<|tool_call_start|>",
+                                       "<|tool_call_end|>",
+                                       "]<]minimax[>[",
                                        "<｜tool▁calls▁begin｜>",
                                        "<｜tool▁calls▁end｜>",
                                        "<｜tool▁call▁begin｜>",

@@ -164,8 +164,9 @@ static int field_of(const struct buf *key)
     static const struct {
         const char *name;
         int field;
-    } known[] = {{"name", F_NAME}, {"arguments", F_ARGS},  {"parameters", F_ARGS},
-                 {"id", F_ID},     {"tool_call_id", F_ID}, {"function", F_FUNCTION}};
+    } known[] = {{"name", F_NAME},        {"tool_name", F_NAME}, {"arguments", F_ARGS},
+                 {"parameters", F_ARGS},  {"id", F_ID},          {"tool_call_id", F_ID},
+                 {"function", F_FUNCTION}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (key->len == strlen(known[i].name) && !memcmp(key->p, known[i].name, key->len))
             return known[i].field;
@@ -561,26 +562,30 @@ enum scan_result py_scan_feed(struct chat_parser *p, char c)
 
 /* ------------------------------------------------------------------ XML parameters */
 
-static const char *schema_type(const struct chat_parser *p, const char *function, const char *param)
+const json_t *chat_parameters(const struct chat_parser *p, const char *function)
 {
     for (size_t i = 0; i < json_array_size(p->opt.schema); i++) {
         const json_t *t = json_array_get(p->opt.schema, i);
         const json_t *f = json_object_get(t, "function");
         f = f ? f : t;
         const char *name = json_string_value(json_object_get(f, "name"));
-        if (!name || strcmp(name, function))
-            continue;
-        const json_t *props = json_object_get(json_object_get(f, "parameters"), "properties");
-        const json_t *type = json_object_get(json_object_get(props, param), "type");
-        return json_string_value(type);
+        if (name && !strcmp(name, function))
+            return json_object_get(f, "parameters");
     }
     return NULL;
 }
 
 bool xml_is_string(const struct chat_parser *p, const char *function, const char *param)
 {
-    const char *type = schema_type(p, function, param);
+    const json_t *props = json_object_get(chat_parameters(p, function), "properties");
+    const char *type = json_string_value(json_object_get(json_object_get(props, param), "type"));
     return type && !strcmp(type, "string");
+}
+
+bool xml_has_type(const struct chat_parser *p, const char *function, const char *param)
+{
+    const json_t *props = json_object_get(chat_parameters(p, function), "properties");
+    return json_object_get(json_object_get(props, param), "type") != NULL;
 }
 
 void xml_value(struct chat_parser *p, const char *s, size_t n)

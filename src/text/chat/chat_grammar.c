@@ -6,7 +6,7 @@
 #include "text/chat/chat_grammar.h"
 #include "base/mem.h"
 #include "text/chat/chat.h"
-#include "text/grammar/grammar_int.h"
+#include "text/chat/chat_grammar_int.h"
 #include "text/grammar/schema_json.h"
 
 #include <stdlib.h>
@@ -55,41 +55,6 @@ char *chat_constraint_text(const struct chat_constraint *c)
 
 /* ------------------------------------------------------------------ graphs */
 
-struct tool {
-    const struct jvalue *name, *parameters;
-    bool strict;
-    uint32_t args; /* node of the arguments */
-};
-
-struct reply_builder {
-    struct grammar *g;
-    struct re_pool *pool;
-    struct error *err;
-    bool failed;
-    int flags;
-    enum chat_format format;
-    const struct chat_marks *marks;
-    enum chat_thinking thinking;
-    bool required, one;
-    struct tool *tools; /* (n_tools) */
-    uint32_t n_tools;
-    uint32_t any_args; /* node of arbitrary-object arguments; 0 = not built */
-    size_t work;       /* work of the schemas so far */
-    int n_relaxed;     /* schemas that could not be enforced */
-    /* terminals built so far, by term */
-    uint32_t *terms; /* (2 * n_terms) term, terminal */
-    uint32_t n_terms, cap_terms;
-};
-
-struct call_graph {
-    struct call_graph_edge {
-        uint32_t from, to, target;
-        bool call;
-    } * edges;
-    uint32_t n_edges, cap, n_states;
-    uint32_t final, also; /* final states; also: 0 = none. State 0 is the start */
-};
-
 static bool reply_fail(struct reply_builder *a, const char *what)
 {
     if (!a->failed)
@@ -98,12 +63,12 @@ static bool reply_fail(struct reply_builder *a, const char *what)
     return false;
 }
 
-static uint32_t add_state(struct call_graph *gr)
+uint32_t graph_add_state(struct call_graph *gr)
 {
     return gr->n_states++;
 }
 
-static void add_edge(struct call_graph *gr, uint32_t from, bool call, uint32_t target, uint32_t to)
+void graph_add_edge(struct call_graph *gr, uint32_t from, bool call, uint32_t target, uint32_t to)
 {
     if (gr->n_edges == gr->cap) {
         gr->cap = gr->cap ? 2 * gr->cap : 32;
@@ -162,10 +127,10 @@ static uint32_t pattern_term(struct reply_builder *a, const char *re)
 }
 
 /* Adds edges for a regular expression, a tag, or a tool's name between two expressions. */
-static void add_pattern(struct reply_builder *a, struct call_graph *gr, uint32_t from,
-                        const char *re, uint32_t to)
+void graph_add_pattern(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                       const char *re, uint32_t to)
 {
-    add_edge(gr, from, false, terminal(a, pattern_term(a, re)), to);
+    graph_add_edge(gr, from, false, terminal(a, pattern_term(a, re)), to);
 }
 
 /* Bytes as a pattern that matches nothing else. */
@@ -175,8 +140,8 @@ static void add_exact(struct buf *pattern, const char *text, size_t n)
         buf_addf(pattern, "\\x%02x", (unsigned char)text[i]);
 }
 
-static void add_tag(struct reply_builder *a, struct call_graph *gr, uint32_t from, const char *text,
-                    bool token_only, uint32_t to)
+void graph_add_tag(struct reply_builder *a, struct call_graph *gr, uint32_t from, const char *text,
+                   bool token_only, uint32_t to)
 {
     uint32_t id = a->g->n_terms;
     for (uint32_t i = 0; i < a->g->n_terms && id == a->g->n_terms; i++)
@@ -193,11 +158,11 @@ static void add_tag(struct reply_builder *a, struct call_graph *gr, uint32_t fro
         }
         grammar_add_tag(a->g, d, text, token_only);
     }
-    add_edge(gr, from, false, id, to);
+    graph_add_edge(gr, from, false, id, to);
 }
 
-static void add_name(struct reply_builder *a, struct call_graph *gr, uint32_t from,
-                     const char *before, const struct tool *t, const char *after, uint32_t to)
+void graph_add_name(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                    const char *before, const struct tool *t, const char *after, uint32_t to)
 {
     struct buf name = {0};
     bool quoted = strchr(before, '"') != NULL;
@@ -213,20 +178,14 @@ static void add_name(struct reply_builder *a, struct call_graph *gr, uint32_t fr
     /* The rest is a terminal shared by all names, so that the terminals of the names stay short. */
     uint32_t term = re_cat(a->pool, pattern_term(a, before),
                            re_literal(a->pool, name.p ? name.p : "", name.len));
-    uint32_t end = *after ? add_state(gr) : to;
-    add_edge(gr, from, false, terminal(a, term), end);
+    uint32_t end = *after ? graph_add_state(gr) : to;
+    graph_add_edge(gr, from, false, terminal(a, term), end);
     if (*after)
-        add_pattern(a, gr, end, after, to);
+        graph_add_pattern(a, gr, end, after, to);
     buf_clear(&name);
 }
 
 /* ------------------------------------------------------------------ free text */
-
-/* Ends free text: a string anywhere, or an expression at the start. `again` is the text with which
- * it is matched again after the free text. */
-struct stop {
-    const char *text, *at_start, *again;
-};
 
 static uint32_t bytes_term(struct reply_builder *a, const char *text)
 {
@@ -261,303 +220,7 @@ static void add_free(struct reply_builder *a, struct call_graph *gr, uint32_t fr
     for (uint32_t i = 0; i < n; i++)
         f->again[i] = mem_strdup(stops[i].again ? stops[i].again : stops[i].text);
     a->g->terms[id].free = f;
-    add_edge(gr, from, false, id, to);
-}
-
-/* ------------------------------------------------------------------ call formats */
-
-#define WS    "[ \\t]?(\\r?\\n[ \\t]{0,24})?"
-#define COLON WS ":" WS
-#define COMMA WS "," WS
-/* DeepSeek's tags. */
-#define D_CALLS_BEGIN "<｜tool▁calls▁begin｜>"
-#define D_CALLS_END   "<｜tool▁calls▁end｜>"
-#define D_CALL_BEGIN  "<｜tool▁call▁begin｜>"
-#define D_CALL_END    "<｜tool▁call▁end｜>"
-#define D_SEP         "<｜tool▁sep｜>"
-
-/* From state `from`: a tool's name between two expressions, then its arguments. Ends in state
- * `to`. */
-static void add_calls(struct reply_builder *a, struct call_graph *gr, uint32_t from,
-                      const char *before, const char *after, uint32_t to)
-{
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t args = add_state(gr);
-        add_name(a, gr, from, before, &a->tools[i], after, args);
-        add_edge(gr, args, true, a->tools[i].args, to);
-    }
-}
-
-/* <tool_call>{"name": ..., "arguments": {...}}</tool_call> */
-static void form_hermes(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
-    add_tag(a, gr, begin, "<tool_call>", false, open);
-    add_pattern(a, gr, open, WS "\\{" WS "\"name\"" COLON, name);
-    add_calls(a, gr, name, "\"", "\"" COMMA "\"arguments\"" WS ":", close = add_state(gr));
-    uint32_t end = add_state(gr);
-    add_pattern(a, gr, close, WS "\\}" WS, end);
-    add_tag(a, gr, end, "</tool_call>", false, gr->final = add_state(gr));
-}
-
-/* <tool_call><function=NAME><parameter=...>...</function></tool_call> */
-static void form_xml(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
-    add_tag(a, gr, begin, "<tool_call>", false, open);
-    add_pattern(a, gr, open, "\\n?<function=", name);
-    close = add_state(gr);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t args = add_state(gr);
-        add_name(a, gr, name, "", &a->tools[i], "", args);
-        add_edge(gr, args, true, a->tools[i].args, close);
-    }
-    uint32_t end = add_state(gr);
-    add_pattern(a, gr, close, "\\n", end);
-    gr->final = add_state(gr);
-    add_tag(a, gr, end, "</tool_call>", false, gr->final);
-    add_tag(a, gr, close, "</tool_call>", false, gr->final);
-}
-
-/* {"name": ..., "parameters": {...}}; several calls are separated by semicolons. */
-#define LLAMA_OPEN "\\{" WS "(\"type\"" COLON "\"function\"" COMMA ")?\"name\"" COLON
-static void form_llama(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
-    add_tag(a, gr, begin, "<|python_tag|>", false, open);
-    add_pattern(a, gr, begin, LLAMA_OPEN, name);
-    add_pattern(a, gr, open, LLAMA_OPEN, name);
-    add_calls(a, gr, name, "\"", "\"" COMMA "\"parameters\"" WS ":", close = add_state(gr));
-    add_pattern(a, gr, close, WS "\\}", gr->final = add_state(gr));
-    if (!a->one)
-        add_pattern(a, gr, gr->final, "; ?", open);
-}
-
-/* [f(a=1), g()] */
-static void form_python(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
-    add_tag(a, gr, begin, "<|python_start|>", false, open);
-    add_pattern(a, gr, begin, "\\[", name);
-    add_pattern(a, gr, open, "\\[", name);
-    close = add_state(gr);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t args = add_state(gr);
-        add_name(a, gr, name, "", &a->tools[i], "", args);
-        add_edge(gr, args, true, a->tools[i].args, close);
-    }
-    if (!a->one)
-        add_pattern(a, gr, close, ",[ \\n]?", name);
-    add_pattern(a, gr, close, "\\]", gr->final = add_state(gr));
-}
-
-/* [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]NAME[ARGS]{...} */
-static void form_mistral(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
-    uint32_t with_id = add_state(gr), next = add_state(gr);
-    gr->final = add_state(gr);
-    add_tag(a, gr, begin, "[TOOL_CALLS]", false, open);
-    add_pattern(a, gr, open, " ?\\[" WS "\\{" WS "\"name\"" COLON, name);
-    add_calls(a, gr, name, "\"", "\"" COMMA "\"arguments\"" WS ":", close = add_state(gr));
-    add_pattern(a, gr, close, COMMA "\"id\"" COLON "\"[A-Za-z0-9]{9}\"", with_id);
-    add_pattern(a, gr, close, WS "\\}", next);
-    add_pattern(a, gr, with_id, WS "\\}", next);
-    if (!a->one)
-        add_pattern(a, gr, next, COMMA "\\{" WS "\"name\"" COLON, name);
-    add_pattern(a, gr, next, WS "\\]", gr->final);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t after = add_state(gr), id = add_state(gr), mark = add_state(gr);
-        uint32_t args = add_state(gr);
-        add_name(a, gr, open, "", &a->tools[i], "", after);
-        add_tag(a, gr, after, "[CALL_ID]", true, id);
-        add_pattern(a, gr, id, "[A-Za-z0-9]{9}", mark);
-        add_tag(a, gr, mark, "[ARGS]", false, args);
-        add_tag(a, gr, after, "[ARGS]", false, args);
-        add_edge(gr, args, true, a->tools[i].args, gr->final);
-    }
-}
-
-/* `function SEP NAME` with the arguments in a fenced block (R1 and its distillations), or `NAME SEP
- * arguments`. */
-static void form_deepseek(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), first = add_state(gr), open = add_state(gr);
-    uint32_t word = add_state(gr), name = add_state(gr), close = add_state(gr);
-    uint32_t end = add_state(gr), next = add_state(gr), line = add_state(gr);
-    gr->final = add_state(gr);
-    add_tag(a, gr, begin, D_CALLS_BEGIN, false, first);
-    add_tag(a, gr, first, D_CALL_BEGIN, false, open);
-    add_pattern(a, gr, open, "function", word);
-    add_tag(a, gr, word, D_SEP, false, name);
-    add_calls(a, gr, name, "", "\\n```json\\n", close);
-    add_pattern(a, gr, close, "\\n```", end);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t sep = add_state(gr), args = add_state(gr);
-        add_name(a, gr, open, "", &a->tools[i], "", sep);
-        add_tag(a, gr, sep, D_SEP, false, args);
-        add_edge(gr, args, true, a->tools[i].args, end);
-    }
-    add_tag(a, gr, end, D_CALL_END, false, next);
-    if (!a->one) {
-        add_pattern(a, gr, next, "\\n", line);
-        add_tag(a, gr, next, D_CALL_BEGIN, false, open);
-        add_tag(a, gr, line, D_CALL_BEGIN, false, open);
-    }
-    add_tag(a, gr, next, D_CALLS_END, false, gr->final);
-}
-
-/* <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>, all calls
- * in one section. */
-static void form_kimi(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), first = add_state(gr), name = add_state(gr);
-    uint32_t end = add_state(gr), next = add_state(gr);
-    gr->final = add_state(gr);
-    add_tag(a, gr, begin, "<|tool_calls_section_begin|>", false, first);
-    add_tag(a, gr, first, "<|tool_call_begin|>", false, name);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t mark = add_state(gr), args = add_state(gr);
-        add_name(a, gr, name, "functions\\.", &a->tools[i], ":[0-9]{1,3}", mark);
-        add_tag(a, gr, mark, "<|tool_call_argument_begin|>", false, args);
-        add_edge(gr, args, true, a->tools[i].args, end);
-    }
-    add_tag(a, gr, end, "<|tool_call_end|>", false, next);
-    if (!a->one)
-        add_tag(a, gr, next, "<|tool_call_begin|>", false, name);
-    add_tag(a, gr, next, "<|tool_calls_section_end|>", false, gr->final);
-}
-
-/* From the channel to the end:
- * <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
- * or <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...} */
-static void form_gpt_oss(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), channel = add_state(gr), name = add_state(gr);
-    uint32_t start = add_state(gr), early = add_state(gr);
-    gr->final = add_state(gr);
-    add_tag(a, gr, begin, "<|channel|>", false, channel);
-    add_pattern(a, gr, channel, "(commentary|analysis) to=functions\\.", name);
-    add_tag(a, gr, begin, "<|start|>", false, start);
-    add_pattern(a, gr, start, "assistant to=functions\\.", early);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t to = add_state(gr), late = add_state(gr), word = add_state(gr);
-        uint32_t mark = add_state(gr), json = add_state(gr), args = add_state(gr);
-        add_name(a, gr, early, "", &a->tools[i], "", late);
-        add_tag(a, gr, late, "<|channel|>", false, word);
-        add_pattern(a, gr, word, "commentary", to);
-        add_name(a, gr, name, "", &a->tools[i], "", to);
-        add_pattern(a, gr, to, " ", mark);
-        add_tag(a, gr, to, "<|constrain|>", false, json);
-        add_tag(a, gr, mark, "<|constrain|>", false, json);
-        uint32_t head = add_state(gr);
-        add_pattern(a, gr, json, "json", head);
-        add_pattern(a, gr, mark, "json", head);
-        add_tag(a, gr, to, "<|message|>", false, args);
-        add_tag(a, gr, head, "<|message|>", false, args);
-        add_edge(gr, args, true, a->tools[i].args, gr->final);
-    }
-}
-
-/* <tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>, with optional
- * newlines. */
-static void form_glm(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), open = add_state(gr);
-    gr->final = add_state(gr);
-    add_tag(a, gr, begin, "<tool_call>", false, open);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t named = add_state(gr), line = add_state(gr);
-        add_name(a, gr, open, "", &a->tools[i], "", named);
-        add_pattern(a, gr, named, "\\n", line);
-        add_edge(gr, named, true, a->tools[i].args, gr->final);
-        add_edge(gr, line, true, a->tools[i].args, gr->final);
-    }
-}
-
-/* <invoke name="NAME"><parameter name="K">V</parameter></invoke>, all calls in one frame. */
-static void form_minimax(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), first = add_state(gr), name = add_state(gr);
-    uint32_t next = add_state(gr), line = add_state(gr);
-    gr->final = add_state(gr);
-    add_tag(a, gr, begin, "<minimax:tool_call>", false, first);
-    add_pattern(a, gr, first, "\\n?<invoke name=\"", name);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t args = add_state(gr);
-        add_name(a, gr, name, "", &a->tools[i], "", args);
-        add_edge(gr, args, true, a->tools[i].args, next);
-    }
-    if (!a->one)
-        add_pattern(a, gr, next, "\\n?<invoke name=\"", name);
-    add_pattern(a, gr, next, "\\n", line);
-    add_tag(a, gr, next, "</minimax:tool_call>", false, gr->final);
-    add_tag(a, gr, line, "</minimax:tool_call>", false, gr->final);
-}
-
-/* <|tool_call>call:NAME{k:<|"|>v<|"|>,n:3}<tool_call|> */
-static void form_gemma(struct reply_builder *a, struct call_graph *gr)
-{
-    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr);
-    uint32_t end = add_state(gr);
-    gr->final = add_state(gr);
-    add_tag(a, gr, begin, "<|tool_call>", false, open);
-    add_pattern(a, gr, open, "call:", name);
-    for (uint32_t i = 0; i < a->n_tools; i++) {
-        uint32_t args = add_state(gr);
-        add_name(a, gr, name, "", &a->tools[i], "", args);
-        add_edge(gr, args, true, a->tools[i].args, end);
-    }
-    add_tag(a, gr, end, "<tool_call|>", false, gr->final);
-}
-
-#define LEAD "[ \\t\\r\\n]*"
-static const struct call_form {
-    enum chat_format format;
-    int args; /* SCHEMA_* flags for compiling the arguments */
-    void (*calls)(struct reply_builder *a, struct call_graph *gr);
-    struct stop stops[3]; /* start of a call in free text */
-    bool repeats;         /* a further call starts like the first */
-    bool last;            /* after a call only further calls may follow */
-} forms[] = {
-    {CHAT_HERMES, 0, form_hermes, {{.text = "<tool_call>"}}, .repeats = true},
-    {CHAT_QWEN_XML, SCHEMA_XML, form_xml, {{.text = "<tool_call>"}}, .repeats = true},
-    {CHAT_LLAMA_JSON,
-     0,
-     form_llama,
-     {{.text = "<|python_tag|>"}, {.at_start = LEAD LLAMA_OPEN "\"", .again = "{\"name\": \""}},
-     .last = true},
-    {CHAT_PYTHONIC, SCHEMA_PYTHON, form_python, {{.text = "<|python_start|>"}}, .last = true},
-    {CHAT_MISTRAL, 0, form_mistral, {{.text = "[TOOL_CALLS]"}}, .repeats = true},
-    {CHAT_DEEPSEEK_R1, 0, form_deepseek, {{.text = D_CALLS_BEGIN}}, .repeats = false},
-    {CHAT_KIMI, 0, form_kimi, {{.text = "<|tool_calls_section_begin|>"}}, .repeats = false},
-    {CHAT_GLM, SCHEMA_GLM, form_glm, {{.text = "<tool_call>"}}, .repeats = true},
-    {CHAT_MINIMAX,
-     SCHEMA_MINIMAX,
-     form_minimax,
-     {{.text = "<minimax:tool_call>"}},
-     .repeats = false},
-    {CHAT_GEMMA, SCHEMA_GEMMA, form_gemma, {{.text = "<|tool_call>"}}, .repeats = true},
-    {CHAT_GPT_OSS,
-     0,
-     form_gpt_oss,
-     {{.text = "<|channel|>commentary to="},
-      {.text = "<|channel|>analysis to="},
-      {.text = "<|start|>assistant to="}},
-     .last = true},
-};
-
-static const struct call_form *form_of(enum chat_format f)
-{
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
-        if (forms[i].format == f)
-            return &forms[i];
-    return NULL;
-}
-
-bool chat_format_calls(enum chat_format f)
-{
-    return form_of(f) != NULL;
+    graph_add_edge(gr, from, false, id, to);
 }
 
 /* ------------------------------------------------------------------ arguments */
@@ -642,24 +305,26 @@ static bool compile_args(struct reply_builder *a, struct tool *t, int flags)
 
 /* ------------------------------------------------------------------ the whole reply */
 
-/* Text of tags and words between them, as in <|channel>thought. */
+/* Text of tags and words between them, as in <|channel>thought. A tag after a word may be spelled out: a vocabulary
+ * without the token would otherwise lead to a word that nothing can follow. */
 static void add_marks(struct reply_builder *a, struct call_graph *gr, uint32_t from,
                       const char *text, bool token_only, uint32_t to)
 {
+    token_only = token_only && (*text == '<' || *text == '[');
     for (bool first = true; *text; first = false) {
         bool tag = *text == '<' || *text == '[';
         size_t n = tag ? strcspn(text, ">]") + 1 : strcspn(text, "<[");
-        uint32_t next = text[n] ? add_state(gr) : to;
+        uint32_t next = text[n] ? graph_add_state(gr) : to;
         struct buf part = {0};
         if (tag) {
             buf_add(&part, text, n);
             buf_addc(&part, 0);
-            add_tag(a, gr, from, part.p, token_only, next);
+            graph_add_tag(a, gr, from, part.p, token_only, next);
         } else {
             buf_adds(&part, first ? " ?" : "");
             add_exact(&part, text, n);
             buf_addc(&part, 0);
-            add_pattern(a, gr, from, part.p, next);
+            graph_add_pattern(a, gr, from, part.p, next);
         }
         buf_clear(&part);
         from = next;
@@ -667,25 +332,32 @@ static void add_marks(struct reply_builder *a, struct call_graph *gr, uint32_t f
     }
 }
 
-/* The answer: `body`, which the family's marks may precede. */
-static void add_answer(struct reply_builder *a, struct call_graph *gr, uint32_t from, uint32_t body)
+/* The answer: `body`, which the family's marks may precede if it may be a text. */
+static void add_answer(struct reply_builder *a, struct call_graph *gr, uint32_t from, uint32_t body,
+                       bool text)
 {
-    for (int i = 0; a->marks->answer[i]; i++) {
-        uint32_t framed = add_state(gr);
+    for (int i = 0; text && a->marks->answer[i]; i++) {
+        uint32_t framed = graph_add_state(gr);
         add_marks(a, gr, from, a->marks->answer[i], true, framed);
-        add_edge(gr, framed, true, body, gr->final);
+        graph_add_edge(gr, framed, true, body, gr->final);
     }
-    add_edge(gr, from, true, body, gr->final);
+    graph_add_edge(gr, from, true, body, gr->final);
 }
 
-/* Reasoning that is already open at `from`, up to its closing tag. */
+/* Reasoning that is already open at `from`, up to its closing tag, or to a call where the family makes calls while it
+ * thinks; `after` is the state after such calls. */
 static void add_thoughts(struct reply_builder *a, struct call_graph *gr, uint32_t from,
-                         bool may_end, uint32_t to)
+                         bool may_end, uint32_t to, uint32_t calls, uint32_t after)
 {
-    uint32_t end = add_state(gr);
-    struct stop close = {.text = a->marks->close};
-    add_free(a, gr, from, &close, 1, may_end, end);
-    add_tag(a, gr, end, close.text, false, to);
+    const struct call_form *f = calls ? chat_form_of(a->format) : NULL;
+    bool both =
+        f && a->marks->call && f->stops[0].text && !strcmp(a->marks->call, f->stops[0].text);
+    uint32_t end = graph_add_state(gr);
+    struct stop stops[2] = {{.text = a->marks->close}, {.text = a->marks->call}};
+    add_free(a, gr, from, stops, both ? 2 : 1, may_end, end);
+    graph_add_tag(a, gr, end, a->marks->close, false, to);
+    if (both)
+        graph_add_edge(gr, end, true, calls, after);
 }
 
 /* Free text from `from` that may turn into calls; in state `to` after a call. The first text of a
@@ -693,16 +365,16 @@ static void add_thoughts(struct reply_builder *a, struct call_graph *gr, uint32_
 static void add_text(struct reply_builder *a, struct call_graph *gr, uint32_t from, uint32_t calls,
                      uint32_t think, uint32_t to)
 {
-    const struct call_form *f = form_of(a->format);
+    const struct call_form *f = chat_form_of(a->format);
     struct stop stops[32];
     struct buf names[24] = {0};
-    uint32_t n = 0, begun = add_state(gr);
+    uint32_t n = 0, begun = graph_add_state(gr);
     for (; n < 3 && (f->stops[n].text || f->stops[n].at_start); n++)
         stops[n] = f->stops[n];
     /* A Python call has no tag; it starts with a tool's name. */
     for (uint32_t i = 0; a->format == CHAT_PYTHONIC && i < a->n_tools && i < 24; i++) {
         const struct jvalue *name = a->tools[i].name;
-        buf_adds(&names[i], LEAD "\\[");
+        buf_adds(&names[i], CALL_LEAD "\\[");
         add_exact(&names[i], name->text, name->len);
         buf_adds(&names[i], "\\(");
         size_t expression = names[i].len + 1;
@@ -712,14 +384,14 @@ static void add_text(struct reply_builder *a, struct call_graph *gr, uint32_t fr
     }
     struct buf lead = {0};
     if (think) {
-        buf_adds(&lead, LEAD);
+        buf_adds(&lead, CALL_LEAD);
         add_exact(&lead, a->marks->open, strlen(a->marks->open));
         buf_addc(&lead, 0);
         stops[n++] = (struct stop){.at_start = lead.p, .again = a->marks->open};
         add_marks(a, gr, begun, a->marks->open, false, think);
     }
     add_free(a, gr, from, stops, n, true, begun);
-    add_edge(gr, begun, true, calls, to);
+    graph_add_edge(gr, begun, true, calls, to);
     buf_clear(&lead);
     for (int i = 0; i < 24; i++)
         buf_clear(&names[i]);
@@ -729,16 +401,16 @@ static void add_text(struct reply_builder *a, struct call_graph *gr, uint32_t fr
 static void reply_auto(struct reply_builder *a, struct call_graph *gr, uint32_t from,
                        uint32_t calls)
 {
-    const struct call_form *f = form_of(a->format);
-    uint32_t text = add_state(gr), think = 0;
+    const struct call_form *f = chat_form_of(a->format);
+    uint32_t text = graph_add_state(gr), think = 0;
     uint32_t after = f->last || a->one ? gr->final : text;
     if (a->thinking == CHAT_THINKS_FIRST && a->format != CHAT_GPT_OSS) {
-        add_thoughts(a, gr, from, true, text);
+        add_thoughts(a, gr, from, true, text, calls, after);
     } else {
         bool may = a->thinking == CHAT_THINKS_MAYBE && a->format != CHAT_GPT_OSS;
         if (may) {
-            think = add_state(gr);
-            add_thoughts(a, gr, think, true, text);
+            think = graph_add_state(gr);
+            add_thoughts(a, gr, think, true, text, calls, after);
         }
         add_text(a, gr, from, calls, think, after);
     }
@@ -749,20 +421,20 @@ static void reply_auto(struct reply_builder *a, struct call_graph *gr, uint32_t 
 static void reply_fixed(struct reply_builder *a, struct call_graph *gr, uint32_t from,
                         uint32_t calls, uint32_t response)
 {
-    const struct call_form *f = form_of(a->format);
+    const struct call_form *f = chat_form_of(a->format);
     if (response)
-        add_edge(gr, from, true, response, gr->final);
+        graph_add_edge(gr, from, true, response, gr->final);
     if (!calls)
         return;
     bool more = f->repeats && !a->one;
-    uint32_t after = more ? add_state(gr) : gr->final;
-    add_edge(gr, from, true, calls, after);
+    uint32_t after = more ? graph_add_state(gr) : gr->final;
+    graph_add_edge(gr, from, true, calls, after);
     if (more) { /* a separate state: no calls after a response */
-        uint32_t space = add_state(gr);
+        uint32_t space = graph_add_state(gr);
         gr->also = after;
-        add_pattern(a, gr, after, "[ \\n]{1,2}", space);
-        add_edge(gr, after, true, calls, after);
-        add_edge(gr, space, true, calls, after);
+        graph_add_pattern(a, gr, after, "[ \\n]{1,2}", space);
+        graph_add_edge(gr, after, true, calls, after);
+        graph_add_edge(gr, space, true, calls, after);
     }
 }
 
@@ -770,31 +442,32 @@ static void reply_fixed(struct reply_builder *a, struct call_graph *gr, uint32_t
 static void reply_gpt_oss(struct reply_builder *a, struct call_graph *gr, uint32_t from,
                           uint32_t calls, uint32_t response)
 {
-    uint32_t channel = add_state(gr), analysis = add_state(gr), thoughts = add_state(gr);
-    uint32_t end = add_state(gr), start = add_state(gr), role = add_state(gr);
+    uint32_t channel = graph_add_state(gr), analysis = graph_add_state(gr),
+             thoughts = graph_add_state(gr);
+    uint32_t end = graph_add_state(gr), start = graph_add_state(gr), role = graph_add_state(gr);
     struct stop close = {.text = "<|end|>"};
-    add_tag(a, gr, from, "<|channel|>", false, channel);
-    add_pattern(a, gr, channel, "analysis", analysis);
-    add_tag(a, gr, analysis, "<|message|>", false, thoughts);
+    graph_add_tag(a, gr, from, "<|channel|>", false, channel);
+    graph_add_pattern(a, gr, channel, "analysis", analysis);
+    graph_add_tag(a, gr, analysis, "<|message|>", false, thoughts);
     add_free(a, gr, thoughts, &close, 1, false, end);
-    add_tag(a, gr, end, "<|end|>", false, start);
-    add_tag(a, gr, start, "<|start|>", false, role);
-    add_pattern(a, gr, role, "assistant", from);
+    graph_add_tag(a, gr, end, "<|end|>", false, start);
+    graph_add_tag(a, gr, start, "<|start|>", false, role);
+    graph_add_pattern(a, gr, role, "assistant", from);
     if (calls) {
-        add_edge(gr, from, true, calls, gr->final);
-        add_edge(gr, start, true, calls, gr->final);
+        graph_add_edge(gr, from, true, calls, gr->final);
+        graph_add_edge(gr, start, true, calls, gr->final);
     }
     if (response) {
-        uint32_t header = add_state(gr), body = add_state(gr);
-        add_pattern(a, gr, channel, "final", header);
-        add_tag(a, gr, header, "<|message|>", false, body);
-        add_edge(gr, body, true, response, gr->final);
+        uint32_t header = graph_add_state(gr), body = graph_add_state(gr);
+        graph_add_pattern(a, gr, channel, "final", header);
+        graph_add_tag(a, gr, header, "<|message|>", false, body);
+        graph_add_edge(gr, body, true, response, gr->final);
     }
 }
 
 static void reply_build(struct reply_builder *a, uint32_t response)
 {
-    const struct call_form *f = form_of(a->format);
+    const struct call_form *f = chat_form_of(a->format);
     struct call_graph gr = {0};
     uint32_t calls = 0, from, think;
     for (int strict = 1; strict >= 0; strict--) /* the schemas that must hold come first */
@@ -808,30 +481,31 @@ static void reply_build(struct reply_builder *a, uint32_t response)
         f->calls(a, &gr);
         graph_emit(a, &gr, calls);
     }
-    from = add_state(&gr);
-    gr.final = add_state(&gr);
+    from = graph_add_state(&gr);
+    gr.final = graph_add_state(&gr);
     if (calls && !a->required && !response) {
         reply_auto(a, &gr, from, calls);
     } else if (a->format == CHAT_GPT_OSS) {
         reply_gpt_oss(a, &gr, from, calls, a->required ? 0 : response);
     } else {
         uint32_t body = grammar_add_node(a->g, NODE_GRAPH);
+        bool text = response && !a->required;
         struct call_graph inner = {0};
-        uint32_t first = add_state(&inner);
-        inner.final = add_state(&inner);
+        uint32_t first = graph_add_state(&inner);
+        inner.final = graph_add_state(&inner);
         reply_fixed(a, &inner, first, calls, a->required ? 0 : response);
         graph_emit(a, &inner, body);
         think = from;
         if (a->thinking != CHAT_THINKS_FIRST)
-            add_answer(a, &gr, from, body);
+            add_answer(a, &gr, from, body, text);
         if (a->thinking == CHAT_THINKS_MAYBE)
-            add_marks(a, &gr, from, a->marks->open, true, think = add_state(&gr));
+            add_marks(a, &gr, from, a->marks->open, true, think = graph_add_state(&gr));
         if (a->thinking != CHAT_THINKS_NOT) {
-            uint32_t done = add_state(&gr), space = add_state(&gr);
-            add_thoughts(a, &gr, think, false, done);
-            add_pattern(a, &gr, done, "[ \\n]{1,2}", space);
-            add_answer(a, &gr, done, body);
-            add_answer(a, &gr, space, body);
+            uint32_t done = graph_add_state(&gr), space = graph_add_state(&gr);
+            add_thoughts(a, &gr, think, false, done, calls, gr.final);
+            graph_add_pattern(a, &gr, done, "[ \\n]{1,2}", space);
+            add_answer(a, &gr, done, body, text);
+            add_answer(a, &gr, space, body, text);
         }
     }
     graph_emit(a, &gr, 0);
@@ -843,7 +517,7 @@ static bool read_tools(struct reply_builder *a, const struct jvalue *list)
         return true;
     if (list->n > CHAT_TOOLS_MAX)
         return reply_fail(a, "over 512 tools");
-    if (list->n && !form_of(a->format))
+    if (list->n && !chat_form_of(a->format))
         return reply_fail(a, "this model's template has no tool-call format");
     a->tools = mem_zalloc(list->n + 1, sizeof *a->tools);
     for (const struct jvalue *t = list->first; t; t = t->next) {

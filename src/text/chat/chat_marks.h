@@ -24,7 +24,9 @@ struct chat_marks {
     const char *plain;     /* begins an answer without thinking; NULL = nothing does */
     const char *closed;    /* the end of a prompt that allows no thinking; NULL = close */
     /* May surround the answer and do not belong to it. */
-    const char *answer[3], *answer_end[3];
+    const char *answer[5], *answer_end[3];
+    const char
+        *call; /* begins a call also inside thinking, which then has no end; NULL = nothing does */
 };
 
 /* The marks of a format's replies. thoughts: of the template; Mistral, Gemma and gpt-oss always have their own. */

@@ -19,7 +19,20 @@ static const char *const names[CHAT_N_FORMATS] = {[CHAT_PLAIN] = "none",
                                                   [CHAT_GLM] = "glm45",
                                                   [CHAT_MINIMAX] = "minimax_m2",
                                                   [CHAT_KIMI] = "kimi_k2",
-                                                  [CHAT_GEMMA] = "gemma4"};
+                                                  [CHAT_GEMMA] = "gemma4",
+                                                  [CHAT_SEED] = "seed_oss",
+                                                  [CHAT_COHERE] = "command_a",
+                                                  [CHAT_APERTUS] = "apertus",
+                                                  [CHAT_HUNYUAN] = "hunyuan3",
+                                                  [CHAT_SOLAR] = "solar_open",
+                                                  [CHAT_MUSE] = "muse",
+                                                  [CHAT_MINIMAX_M3] = "minimax_m3",
+                                                  [CHAT_NEMOTRON] = "nemotron_nano",
+                                                  [CHAT_GRANITE] = "granite3",
+                                                  [CHAT_TOOL_CALLS] = "tool_calls",
+                                                  [CHAT_LFM2] = "lfm2",
+                                                  [CHAT_DEEPSEEK_V32] = "deepseek_v32",
+                                                  [CHAT_DEEPSEEK_V4] = "deepseek_v4"};
 
 const char *chat_format_name(enum chat_format f)
 {
@@ -36,32 +49,48 @@ bool chat_format_from_name(const char *name, enum chat_format *out)
     return false;
 }
 
+/* Texts of which all are in a template of this format; the first row that fits counts. */
+static const struct {
+    enum chat_format format;
+    const char *has[2];
+} signs[] = {
+    {CHAT_DEEPSEEK_V32, {"｜DSML｜", "function_calls>"}},
+    {CHAT_DEEPSEEK_V4, {"｜DSML｜", "tool_calls>"}},
+    {CHAT_GPT_OSS, {"<|channel|>", ""}},
+    {CHAT_MINIMAX, {"<minimax:tool_call>", ""}},
+    {CHAT_MINIMAX_M3, {"]<]minimax[>[", "<tool_call>"}},
+    {CHAT_KIMI, {"<|tool_calls_section_begin|>", ""}},
+    {CHAT_GEMMA, {"<|tool_call>call:", ""}},
+    {CHAT_SEED, {"<seed:tool_call>", ""}},
+    {CHAT_COHERE, {"<|START_ACTION|>", "\"tool_name\""}},
+    {CHAT_APERTUS, {"<|tools_prefix|>", ""}},
+    {CHAT_HUNYUAN, {"<tool_sep{}>", "':opensource'"}},
+    {CHAT_HUNYUAN, {"<tool_sep:opensource>", ""}},
+    {CHAT_SOLAR, {"<|tool_call:begin|>", "<|tool_call:args|>"}},
+    {CHAT_MUSE, {"<atem:function_calls>", "<|message|>"}},
+    {CHAT_NEMOTRON, {"<TOOLCALL>[", "</TOOLCALL>"}},
+    {CHAT_GRANITE, {"<|tool_call|>", "Granite"}},
+    {CHAT_TOOL_CALLS, {"<tool_calls>[", "</tool_calls>"}},
+    {CHAT_LFM2, {"<|tool_call_start|>", ""}},
+    {CHAT_GLM, {"<arg_key>", "<arg_value>"}},
+    {CHAT_QWEN_XML, {"<function=", "<parameter="}},
+    {CHAT_MISTRAL, {"[TOOL_CALLS]", ""}},
+    {CHAT_HERMES, {"<tool_call>", ""}},
+    {CHAT_PYTHONIC, {"[func_name1(", ""}},
+    {CHAT_PYTHONIC, {"<|python_start|>", ""}},
+    {CHAT_LLAMA_JSON, {"<|python_tag|>", ""}},
+    {CHAT_LLAMA_JSON, {"\"parameters\": ", "<|eot_id|>"}},
+    {CHAT_DEEPSEEK_R1, {"<think>", ""}},
+    {CHAT_DEEPSEEK_R1, {"</think>", ""}},
+};
+
 enum chat_format chat_format_detect(const char *t, size_t len)
 {
-#define HAS(s) (memmem(t, len, s, strlen(s)) != NULL)
-    if (HAS("<|channel|>"))
-        return CHAT_GPT_OSS;
-    if (HAS("<minimax:tool_call>"))
-        return CHAT_MINIMAX;
-    if (HAS("<|tool_calls_section_begin|>"))
-        return CHAT_KIMI;
-    if (HAS("<|tool_call>call:"))
-        return CHAT_GEMMA;
-    if (HAS("<arg_key>") && HAS("<arg_value>"))
-        return CHAT_GLM;
-    if (HAS("<function=") && HAS("<parameter="))
-        return CHAT_QWEN_XML;
-    if (HAS("[TOOL_CALLS]"))
-        return CHAT_MISTRAL;
-    if (HAS("<tool_call>"))
-        return CHAT_HERMES;
-    if (HAS("[func_name1(") || HAS("<|python_start|>"))
-        return CHAT_PYTHONIC;
-    if (HAS("<|python_tag|>") || (HAS("\"parameters\": ") && HAS("<|eot_id|>")))
-        return CHAT_LLAMA_JSON;
-    if (HAS("<think>") || HAS("</think>"))
-        return CHAT_DEEPSEEK_R1;
-#undef HAS
+    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
+        const char *const *has = signs[i].has;
+        if (memmem(t, len, has[0], strlen(has[0])) && memmem(t, len, has[1], strlen(has[1])))
+            return signs[i].format;
+    }
     return CHAT_PLAIN;
 }
 

@@ -10,38 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Positions inside S_CALL: C_ a JSON call, X_ Qwen's XML, M_ Mistral, D_ DeepSeek. */
-enum {
-    C_JSON = CHAT_MODE_JSON,
-    X_OPEN,
-    X_FUNCTION,
-    X_BODY,
-    X_PARAM,
-    X_FIRST,
-    X_VALUE,
-    M_START,
-    M_LIST,
-    M_NAME,
-    M_ID,
-    M_OPEN,
-    M_ARGS,
-    D_NEXT,
-    D_NAME,
-    D_AFTER,
-    D_TITLE,
-    D_OPEN,
-    D_ARGS,
-    D_END
-};
+/* Positions inside S_CALL: C_ a JSON call, X_ Qwen's XML. */
+enum { C_JSON = CHAT_MODE_JSON, X_OPEN, X_FUNCTION, X_BODY, X_PARAM, X_FIRST, X_VALUE };
 
 #define MAX_NAME 256 /* longest function or parameter name */
-
-/* DeepSeek's tags are single tokens, written with full-width bars. */
-#define D_CALLS_BEGIN "<｜tool▁calls▁begin｜>"
-#define D_CALLS_END   "<｜tool▁calls▁end｜>"
-#define D_CALL_BEGIN  "<｜tool▁call▁begin｜>"
-#define D_CALL_END    "<｜tool▁call▁end｜>"
-#define D_SEP         "<｜tool▁sep｜>"
 
 /* ------------------------------------------------------------------ output */
 
@@ -235,6 +207,107 @@ static int accept_any(struct chat_parser *p, const char *const *marks)
     return wait ? -1 : 0;
 }
 
+static void start_json(struct chat_parser *p, const char *raw)
+{
+    chat_start_call(p, C_JSON, raw);
+}
+
+static void start_xml(struct chat_parser *p, const char *raw)
+{
+    chat_start_call(p, X_OPEN, raw);
+}
+
+/* A further prompt: the reply begins again. */
+static void start_again(struct chat_parser *p, const char *raw)
+{
+    (void)raw;
+    trim(p);
+    p->opt.reasoning = false;
+    p->state = S_START;
+}
+
+/* What calls begin with, anywhere in the content. `bare`: a call without its frame, which is not consumed. */
+static const struct {
+    const char *frame[2], *bare;
+    void (*start)(struct chat_parser *p, const char *raw);
+} frames[CHAT_N_FORMATS] = {
+    [CHAT_HERMES] = {{"<tool_call>"}, .start = start_json},
+    [CHAT_QWEN_XML] = {{"<tool_call>"}, "<function=", start_xml},
+    [CHAT_SEED] = {{"<seed:tool_call>"}, "<function=", start_xml},
+    [CHAT_LLAMA_JSON] = {{"<|python_tag|>"}, .start = start_again},
+    [CHAT_MISTRAL] = {{"[TOOL_CALLS]"}, .start = chat_frames_start},
+    [CHAT_DEEPSEEK_R1] = {{"<｜tool▁calls▁begin｜>"}, "<｜tool▁call▁begin｜>", chat_frames_start},
+    [CHAT_COHERE] = {{"<|START_ACTION|>"}, .start = chat_frames_start},
+    [CHAT_APERTUS] = {{"<|tools_prefix|>"}, .start = chat_frames_start},
+    [CHAT_NEMOTRON] = {{"<TOOLCALL>"}, .start = chat_frames_start},
+    [CHAT_GRANITE] = {{"<|tool_call|>"}, .start = chat_frames_start},
+    [CHAT_TOOL_CALLS] = {{"<tool_calls>"}, .start = chat_frames_start},
+    [CHAT_LFM2] = {{"<|tool_call_start|>"}, .start = chat_frames_start},
+    [CHAT_GLM] = {{"<tool_call>"}, .start = chat_tags_start},
+    [CHAT_MINIMAX] = {{"<minimax:tool_call>"}, .start = chat_tags_start},
+    [CHAT_KIMI] = {{"<|tool_calls_section_begin|>"}, .start = chat_tags_start},
+    [CHAT_GEMMA] = {{"<|tool_call>"}, .start = chat_tags_start},
+    [CHAT_HUNYUAN] = {{"<tool_calls:opensource>"}, .start = chat_tags_start},
+    [CHAT_SOLAR] = {{"<|tool_calls|>", "<|begin|>assistant<|tool_calls|>"},
+                    .start = chat_tags_start},
+    [CHAT_MUSE] = {{"<atem:function_calls>"}, .start = chat_tags_start},
+    [CHAT_DEEPSEEK_V32] = {{"<｜DSML｜function_calls>"}, .start = chat_tags_start},
+    [CHAT_DEEPSEEK_V4] = {{"<｜DSML｜tool_calls>"}, .start = chat_tags_start},
+    [CHAT_MINIMAX_M3] = {{"]<]minimax[>[<tool_call>"}, .start = chat_elements_start},
+};
+
+/* Muse names the recipient before a call: to=NAME<|message|>, in later messages after <|start|>assistant. Returns
+ * chat_match()'s result for this header with the frame after it; *n is its length. */
+static int match_recipient(const struct chat_parser *p, size_t *n)
+{
+    static const char start[] = "<|start|>assistant ", to[] = "to=", message[] = "<|message|>";
+    const char *frame = frames[CHAT_MUSE].frame[0];
+    size_t at = 0, name;
+    int m = chat_match(p, start);
+    if (m < 0)
+        return m;
+    at += m ? sizeof start - 1 : 0;
+    if ((m = chat_match_at(p, at, to)) <= 0)
+        return m;
+    at += sizeof to - 1;
+    for (name = at; at < p->in.len - p->pos && at - name <= MAX_NAME; at++)
+        if (strchr(" <\n", p->in.p[p->pos + at]))
+            break;
+    if (at - name > MAX_NAME || (m = chat_match_at(p, at, message)) <= 0)
+        return at - name > MAX_NAME ? 0 : m;
+    at += sizeof message - 1;
+    *n = at + strlen(frame);
+    return chat_match_at(p, at, frame);
+}
+
+/* Starts the call that begins here. Returns chat_match()'s result. */
+static int begin_call(struct chat_parser *p)
+{
+    struct buf raw = {0};
+    size_t n = 0;
+    int wait = 0, m = p->format == CHAT_MUSE ? match_recipient(p, &n) : 0;
+    for (int i = 0; !m && i < 2 && frames[p->format].frame[i]; i++) {
+        const char *frame = frames[p->format].frame[i];
+        n = strlen(frame);
+        m = chat_match(p, frame);
+        wait |= m < 0;
+        m = m > 0;
+    }
+    if (!m && !wait && frames[p->format].bare) {
+        n = 0;
+        m = chat_match(p, frames[p->format].bare);
+    }
+    if (m <= 0)
+        return wait ? -1 : m;
+    buf_add(&raw, p->in.p + p->pos, n);
+    buf_addc(&raw, 0);
+    p->pos += n;
+    p->framed |= p->format == CHAT_MUSE; /* a mark ends each message */
+    frames[p->format].start(p, raw.p);
+    buf_clear(&raw);
+    return 1;
+}
+
 /* Handles tags that may only precede content. False: wait for more text. */
 static bool step_start(struct chat_parser *p)
 {
@@ -293,6 +366,8 @@ static bool step_start(struct chat_parser *p)
             return true;
         }
     }
+    if (p->opt.tools && p->format == CHAT_MUSE && (m = begin_call(p)))
+        return m > 0;
     enter_content(p);
     return true;
 }
@@ -318,48 +393,8 @@ static bool step_content(struct chat_parser *p)
             return true;
         }
     }
-    if (p->opt.tools && (c == '<' || c == '[')) {
-        switch (p->format) {
-        case CHAT_HERMES:
-            if ((m = chat_accept(p, "<tool_call>")) > 0)
-                chat_start_call(p, C_JSON, "<tool_call>");
-            break;
-        case CHAT_QWEN_XML:
-            if ((m = chat_accept(p, "<tool_call>")) > 0)
-                chat_start_call(p, X_OPEN, "<tool_call>");
-            else if (m == 0 && (m = chat_match(p, "<function=")) > 0)
-                chat_start_call(p, X_OPEN, "");
-            break;
-        case CHAT_MISTRAL:
-            if ((m = chat_accept(p, "[TOOL_CALLS]")) > 0)
-                chat_start_call(p, M_START, "[TOOL_CALLS]");
-            break;
-        case CHAT_DEEPSEEK_R1:
-            if ((m = chat_accept(p, D_CALLS_BEGIN)) > 0)
-                chat_start_call(p, D_NEXT, D_CALLS_BEGIN);
-            else if (m == 0 && (m = chat_match(p, D_CALL_BEGIN)) > 0)
-                chat_start_call(p, D_NEXT, "");
-            break;
-        case CHAT_LLAMA_JSON:
-            if ((m = chat_accept(p, "<|python_tag|>")) > 0) {
-                trim(p);
-                p->opt.reasoning = false;
-                p->state = S_START;
-            }
-            break;
-        case CHAT_GLM:
-        case CHAT_MINIMAX:
-        case CHAT_KIMI:
-        case CHAT_GEMMA:
-            if ((m = chat_accept(p, chat_tags_frame(p->format))) > 0)
-                chat_tags_start(p);
-            break;
-        default:
-            break;
-        }
-        if (m)
-            return m > 0;
-    }
+    if (p->opt.tools && strchr("<[]", c) && (m = begin_call(p)))
+        return m > 0;
     if (p->framed && c == '<' && (m = accept_any(p, p->marks->answer_end))) {
         if (m > 0)
             trim(p);
@@ -382,6 +417,12 @@ static bool step_reasoning(struct chat_parser *p)
             p->state = S_START;
         }
     }
+    if (m == 0 && p->opt.tools && p->marks->call && c == p->marks->call[0] &&
+        (m = chat_match(p, p->marks->call)) > 0) {
+        trim(p);
+        p->opt.reasoning = false;
+        enter_content(p);
+    }
     if (m == 0 && p->trim && c == p->marks->open[0])
         m = chat_accept(p, p->marks->open); /* repeated although the prompt opened it */
     if (m)
@@ -395,12 +436,29 @@ static bool step_reasoning(struct chat_parser *p)
 
 static const char *call_close(const struct chat_parser *p)
 {
-    bool tag = p->format == CHAT_HERMES || p->format == CHAT_QWEN_XML || p->format == CHAT_GLM;
-    return tag ? "</tool_call>" : "";
+    switch (p->format) {
+    case CHAT_HERMES:
+    case CHAT_QWEN_XML:
+    case CHAT_GLM:
+        return "</tool_call>";
+    case CHAT_SEED:
+        return "</seed:tool_call>";
+    case CHAT_COHERE:
+        return "<|END_ACTION|>";
+    case CHAT_APERTUS:
+        return "<|tools_suffix|>";
+    case CHAT_NEMOTRON:
+        return "</TOOLCALL>";
+    case CHAT_TOOL_CALLS:
+        return "</tool_calls>";
+    case CHAT_LFM2:
+        return "<|tool_call_end|>";
+    default:
+        return "";
+    }
 }
 
-/* Handles the scanner's result for the current byte. */
-static bool handle_scan(struct chat_parser *p, enum scan_result r, enum parse_state done)
+bool chat_scan_step(struct chat_parser *p, enum scan_result r, enum parse_state done)
 {
     if (r != SCAN_BAD) {
         if (r == SCAN_DONE)
@@ -483,7 +541,7 @@ static bool step_xml(struct chat_parser *p)
     case X_BODY:
         if (c == '<') {
             int a = chat_match(p, "<parameter="), b = chat_match(p, "</function>"),
-                d = chat_match(p, "</tool_call>"), e = chat_match(p, "</parameter>");
+                d = chat_match(p, call_close(p)), e = chat_match(p, "</parameter>");
             if (a < 0 || b < 0 || d < 0 || e < 0)
                 return false;
             if (e) { /* superfluous closing tag */
@@ -527,8 +585,8 @@ static bool step_xml(struct chat_parser *p)
             p->mode = X_FIRST;
         }
         return true;
-    case X_FIRST: /* the newline after the tag is not part of the value */
-        p->pos += c == '\n';
+    case X_FIRST: /* Qwen's newline after the tag is not part of the value */
+        p->pos += c == '\n' && p->format == CHAT_QWEN_XML;
         p->mode = X_VALUE;
         return true;
     default:
@@ -536,7 +594,8 @@ static bool step_xml(struct chat_parser *p)
     }
     /* X_VALUE. A missing closing tag is detected when the next tag starts a line. */
     if (c == '<' || c == '\n') {
-        int a = chat_match(p, "</parameter>"), b = chat_match(p, "\n</parameter>"),
+        int a = chat_match(p, "</parameter>"),
+            b = p->format == CHAT_QWEN_XML ? chat_match(p, "\n</parameter>") : 0,
             f = chat_match(p, "\n</function>"), d = chat_match(p, "\n<parameter=");
         if (a < 0 || b < 0 || f < 0 || d < 0)
             return false;
@@ -551,222 +610,81 @@ static bool step_xml(struct chat_parser *p)
     return true;
 }
 
-static bool mistral_name_char(char c)
-{
-    return ((c | 32) >= 'a' && (c | 32) <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-           c == '.';
-}
-
-/* Arguments as a bare JSON object: emitted as they arrive, up to the closing bracket. */
-bool chat_step_args(struct chat_parser *p)
-{
-    struct json_scan *s = &p->js;
-    char c = chat_here(p);
-    p->pos++;
-    chat_call_args(p, &c, 1);
-    if (s->in_string) {
-        if (s->escape)
-            s->escape = false;
-        else if (c == '\\')
-            s->escape = true;
-        else if (c == '"')
-            s->in_string = false;
-    } else if (c == '"') {
-        s->in_string = true;
-    } else if (c == '{' || c == '[') {
-        s->depth++;
-    } else if ((c == '}' || c == ']') && --s->depth <= 0) {
-        enter_content(p);
-        return chat_call_end(p);
-    }
-    return false;
-}
-
-static bool step_mistral(struct chat_parser *p)
-{
-    char c = chat_here(p);
-    switch (p->mode) {
-    case M_START:
-        if (chat_space_here(p)) {
-            buf_addc(&p->raw, c);
-            p->pos++;
-        } else if (c == '[') {
-            buf_addc(&p->raw, c);
-            p->pos++;
-            p->mode = M_LIST;
-            p->state = S_BETWEEN;
-        } else if (mistral_name_char(c)) {
-            p->mode = M_NAME;
-        } else {
-            chat_reject_call(p);
-        }
-        return true;
-    case M_NAME:
-    case M_ID: {
-        int a = chat_match(p, "[ARGS]"), i = p->mode == M_NAME ? chat_match(p, "[CALL_ID]") : 0;
-        if (a < 0 || i < 0)
-            return false;
-        if (a || i) {
-            buf_adds(&p->raw, a ? "[ARGS]" : "[CALL_ID]");
-            p->pos += strlen(a ? "[ARGS]" : "[CALL_ID]");
-            p->mode = a ? M_OPEN : M_ID;
-        } else if (c == '{') {
-            p->mode = M_OPEN;
-        } else if (mistral_name_char(c) && p->raw.len < MAX_NAME) {
-            buf_addc(&p->raw, c);
-            if (p->mode == M_NAME)
-                buf_addc(&p->tag, c);
-            p->pos++;
-        } else {
-            chat_reject_call(p);
-        }
-        return true;
-    }
-    case M_OPEN:
-        if (c == '{') {
-            chat_call_begin(p, p->tag.p, p->tag.len);
-            p->mode = M_ARGS;
-        } else if (chat_space_here(p)) {
-            buf_addc(&p->raw, c);
-            p->pos++;
-        } else {
-            chat_reject_call(p);
-        }
-        return true;
-    case M_ARGS:
-        chat_step_args(p);
-        return true;
-    default: /* C_JSON, an object in the list */
-        return handle_scan(p, json_scan_feed(p, c, true), S_BETWEEN);
-    }
-}
-
-/* Inside DeepSeek's call frame: `function SEP name` with the arguments in a fenced block (R1 and
- * its distillations), or `name SEP arguments`. */
-static bool step_deepseek(struct chat_parser *p)
-{
-    char c = chat_here(p);
-    int m;
-    if (p->mode == D_ARGS) {
-        if (chat_step_args(p))
-            chat_next_call(p, D_END);
-        return true;
-    }
-    if (p->mode == D_NAME) {
-        if ((m = chat_accept(p, D_SEP)) < 0)
-            return false;
-        if (m) {
-            buf_adds(&p->raw, D_SEP);
-            p->mode = D_AFTER;
-            return true;
-        }
-    }
-    if (p->mode == D_NAME || p->mode == D_TITLE) {
-        if (p->mode == D_TITLE && (c == '\n' || c == '{')) {
-            p->mode = D_OPEN;
-        } else if (c == '\n' || c == '<' || p->tag.len > MAX_NAME) {
-            chat_reject_call(p);
-        } else {
-            buf_addc(&p->tag, c);
-            buf_addc(&p->raw, c);
-            p->pos++;
-        }
-        return true;
-    }
-    if (chat_space_here(p)) {
-        if (p->raw.len)
-            buf_addc(&p->raw, c);
-        p->pos++;
-        return true;
-    }
-    if (p->mode == D_AFTER || p->mode == D_OPEN) {
-        if ((m = p->mode == D_OPEN ? chat_match(p, "```json") : 0) < 0)
-            return false;
-        const char *fence = m > 0 ? "```json" : "```";
-        if (c == '{' && p->tag.len) {
-            chat_call_begin(p, p->tag.p, p->tag.len);
-            p->mode = D_ARGS;
-        } else if (p->mode == D_AFTER) {
-            buf_reset(&p->tag);
-            p->mode = D_TITLE;
-        } else if ((m = chat_accept(p, fence)) > 0) {
-            buf_adds(&p->raw, fence);
-        } else if (m < 0) {
-            return false;
-        } else {
-            chat_reject_call(p);
-        }
-        return true;
-    }
-    /* D_NEXT, D_END */
-    int begin = chat_match(p, D_CALL_BEGIN), all = chat_match(p, D_CALLS_END),
-        end = p->mode == D_END ? chat_match(p, D_CALL_END) : 0,
-        fence = p->mode == D_END ? chat_match(p, "```") : 0;
-    if (begin < 0 || all < 0 || end < 0 || fence < 0)
-        return false;
-    if (begin) {
-        chat_next_call(p, D_NAME);
-        buf_adds(&p->raw, D_CALL_BEGIN);
-        p->pos += strlen(D_CALL_BEGIN);
-    } else if (end || fence) {
-        p->pos += strlen(end ? D_CALL_END : "```");
-        p->mode = end ? D_NEXT : D_END;
-    } else if (p->raw.len) {
-        chat_reject_call(p);
-    } else {
-        if (all)
-            p->pos += strlen(D_CALLS_END);
-        enter_content(p);
-    }
-    return true;
-}
-
 static bool step_call(struct chat_parser *p)
 {
     switch (p->format) {
     case CHAT_DEEPSEEK_R1:
-        return step_deepseek(p);
+        return chat_step_deepseek(p);
+    case CHAT_MISTRAL:
+        return chat_step_mistral(p);
+    case CHAT_LFM2:
+        if (p->mode == C_JSON)
+            return chat_scan_step(p, py_scan_feed(p, chat_here(p)), S_BETWEEN);
+        /* fall through */
+    case CHAT_COHERE:
+    case CHAT_NEMOTRON:
+    case CHAT_GRANITE:
+    case CHAT_TOOL_CALLS:
+        return chat_step_list(p);
+    case CHAT_APERTUS:
+        return chat_step_apertus(p);
     case CHAT_GLM:
         if (p->mode == C_JSON)
-            return handle_scan(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
-        /* fall through */
+            return chat_scan_step(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
+        return chat_tags_step(p);
     case CHAT_MINIMAX:
     case CHAT_KIMI:
     case CHAT_GEMMA:
+    case CHAT_HUNYUAN:
+    case CHAT_SOLAR:
+    case CHAT_MUSE:
+    case CHAT_DEEPSEEK_V32:
+    case CHAT_DEEPSEEK_V4:
         return chat_tags_step(p);
+    case CHAT_MINIMAX_M3:
+        return chat_step_elements(p);
     case CHAT_QWEN_XML:
+    case CHAT_SEED:
         if (p->mode != C_JSON)
             return step_xml(p);
         /* fall through */
     case CHAT_HERMES:
-        return handle_scan(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
-    case CHAT_MISTRAL:
-        return step_mistral(p);
+        return chat_scan_step(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
     case CHAT_PYTHONIC:
-        return handle_scan(p, py_scan_feed(p, chat_here(p)), S_BETWEEN);
+        return chat_scan_step(p, py_scan_feed(p, chat_here(p)), S_BETWEEN);
     default:
-        return handle_scan(p, json_scan_feed(p, chat_here(p), false), S_BETWEEN);
+        return chat_scan_step(p, json_scan_feed(p, chat_here(p), false), S_BETWEEN);
     }
+}
+
+/* All calls are one list in a frame. */
+static bool is_framed_list(enum chat_format f)
+{
+    return f == CHAT_COHERE || f == CHAT_APERTUS || f == CHAT_NEMOTRON || f == CHAT_GRANITE ||
+           f == CHAT_TOOL_CALLS || f == CHAT_LFM2;
 }
 
 /* Between the calls in a list. */
 static bool step_between(struct chat_parser *p)
 {
     char c = chat_here(p);
-    bool list = p->format == CHAT_MISTRAL || p->format == CHAT_PYTHONIC;
+    bool framed = is_framed_list(p->format);
+    bool python = p->format == CHAT_PYTHONIC || p->format == CHAT_LFM2;
+    bool list = framed || p->format == CHAT_MISTRAL || p->format == CHAT_PYTHONIC;
     if (chat_space_here(p) || c == ',' || (c == ';' && !list)) {
         if (p->raw.len)
             buf_addc(&p->raw, c);
         p->pos++;
-    } else if (p->format == CHAT_PYTHONIC ? ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '_'
-                                          : c == '{') {
-        chat_next_call(p, C_JSON);
+    } else if (python ? ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '_' : c == '{') {
+        if (framed)
+            chat_list_next(p);
+        else
+            chat_next_call(p, C_JSON);
     } else if (p->raw.len) {
         chat_reject_call(p);
     } else {
-        if (list && c == ']')
-            p->pos++;
-        enter_content(p);
+        p->pos += list && c == ']';
+        p->state = framed && c == ']' ? S_CLOSE : S_CONTENT;
     }
     return true;
 }
@@ -781,9 +699,7 @@ static bool step_close(struct chat_parser *p)
     int m = chat_accept(p, call_close(p));
     if (m < 0)
         return false;
-    if (m)
-        enter_content(p);
-    else if (chat_here(p) == '{')
+    if (!m && chat_here(p) == '{' && !is_framed_list(p->format))
         chat_next_call(p, C_JSON);
     else
         enter_content(p);
@@ -992,5 +908,6 @@ void chat_parser_free(struct chat_parser *p)
                           &p->py.key,  &p->py.value, &p->whole, &p->lead,    &p->args};
     for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
         buf_clear(bufs[i]);
+    mem_free(p->levels);
     mem_free(p);
 }

@@ -33,6 +33,19 @@ enum chat_format {
     CHAT_MINIMAX, /* <minimax:tool_call><invoke name="F"><parameter name="P">V</parameter>... */
     CHAT_KIMI,    /* <|tool_call_begin|>functions.F:0<|tool_call_argument_begin|>{...} */
     CHAT_GEMMA,   /* <|tool_call>call:F{k:<|"|>v<|"|>}<tool_call|>, <|channel>thought */
+    CHAT_SEED,    /* <seed:tool_call> around Qwen's XML */
+    CHAT_COHERE,  /* <|START_ACTION|>[{"tool_call_id", "tool_name", "parameters"}]<|END_ACTION|> */
+    CHAT_APERTUS, /* <|tools_prefix|>[{F: {...}}]<|tools_suffix|>, also inside thinking */
+    CHAT_HUNYUAN, /* GLM's tags with ":opensource", all calls in one frame: Hunyuan 3 */
+    CHAT_SOLAR,   /* <|tool_call:begin|>ID<|tool_call:name|>F<|tool_call:args|>{...} */
+    CHAT_MUSE,    /* to=F<|message|><atem:function_calls><atem:invoke name="F">... */
+    CHAT_MINIMAX_M3, /* NS<invoke name="F">NS<P>V, or elements NS</P>NS</invoke>; NS: ]<]minimax[>[ */
+    CHAT_NEMOTRON,   /* <TOOLCALL>[{"name", "arguments"}]</TOOLCALL>: Nemotron Nano 2 */
+    CHAT_GRANITE,    /* <|tool_call|>[{"name", "arguments"}]: Granite 3 */
+    CHAT_TOOL_CALLS,   /* <tool_calls>[{"name", "arguments"}]</tool_calls>: Apriel */
+    CHAT_LFM2,         /* <|tool_call_start|>[f(a=1), g()]<|tool_call_end|> */
+    CHAT_DEEPSEEK_V32, /* <｜DSML｜function_calls><｜DSML｜invoke name="F"><｜DSML｜parameter name="P" string="true">V... */
+    CHAT_DEEPSEEK_V4,  /* the same in <｜DSML｜tool_calls> */
     CHAT_N_FORMATS
 };
 

@@ -36,6 +36,8 @@ enum parse_state {
     S_BODY,    /* gpt-oss: the message */
 };
 
+struct chat_level; /* chat_elements.c */
+
 struct chat_parser {
     enum chat_format format;
     struct chat_parse_options opt;
@@ -66,6 +68,8 @@ struct chat_parser {
     /* XML calls */
     struct buf tag;           /* function or parameter name, or a gpt-oss header */
     bool xml_string, xml_any; /* the parameter is a string by its schema; a parameter was written */
+    struct chat_level *levels; /* (n_levels) open elements of a call; owned */
+    int n_levels;
 };
 
 /* Returns 1 if the tag is at offset `at`, 0 if not, -1 if more text is needed to decide. */
@@ -122,12 +126,29 @@ bool chat_call_end(struct chat_parser *p);
 /* Retracts the open call: emits all of its text as content and continues from here. */
 void chat_call_break(struct chat_parser *p);
 
-/* chat_tags.c: GLM, MiniMax, Kimi, Gemma */
-const char *chat_tags_frame(enum chat_format f); /* opening tag of the format's call frame */
-void chat_tags_start(struct chat_parser *p);     /* call after the opening tag */
-bool chat_tags_step(struct chat_parser *p);      /* false: wait for more text */
+/* Handles a scanner's result for the current byte; `done`: the state after a whole call. */
+bool chat_scan_step(struct chat_parser *p, enum scan_result r, enum parse_state done);
+
+/* The steps of calls. False: wait for more text. */
+/* chat_frames.c: Mistral, DeepSeek, Apertus, framed lists */
+void chat_frames_start(struct chat_parser *p, const char *raw); /* after the frame's opening tag */
+void chat_list_next(struct chat_parser *p);                     /* at a further object of a list */
+bool chat_step_mistral(struct chat_parser *p);
+bool chat_step_deepseek(struct chat_parser *p);
+bool chat_step_list(struct chat_parser *p); /* of JSON objects, and the start of any list */
+bool chat_step_apertus(struct chat_parser *p);
+
+/* chat_tags.c: GLM, MiniMax, Kimi, Gemma, Hunyuan 3, Solar, Muse */
+void chat_tags_start(struct chat_parser *p, const char *raw);
+bool chat_tags_step(struct chat_parser *p);
+
+/* chat_elements.c: MiniMax-M3 */
+void chat_elements_start(struct chat_parser *p, const char *raw);
+bool chat_step_elements(struct chat_parser *p);
 
 /* chat_calls.c */
+/* The schema of this function's parameters, or NULL. */
+const json_t *chat_parameters(const struct chat_parser *p, const char *function);
 void json_scan_reset(struct json_scan *s);
 /* Feeds one byte. Emits the call's name and arguments as early as possible. */
 enum scan_result json_scan_feed(struct chat_parser *p, char c, bool bare_ok);
@@ -137,6 +158,7 @@ enum scan_result py_scan_feed(struct chat_parser *p, char c);
 void xml_value(struct chat_parser *p, const char *s, size_t n);
 /* Whether the schema declares this parameter of this function as a string. */
 bool xml_is_string(const struct chat_parser *p, const char *function, const char *param);
+bool xml_has_type(const struct chat_parser *p, const char *function, const char *param);
 void json_escape(struct buf *b, const char *s, size_t n); /* without the surrounding quotes */
 
 #endif

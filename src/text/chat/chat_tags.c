@@ -1,5 +1,5 @@
 /*
- * Tool calls written between tags: GLM, MiniMax, Kimi and Gemma. Handles frames, names and values;
+ * Tool calls written between tags: GLM, MiniMax, Kimi, Gemma, Hunyuan 3, Solar, Muse, DeepSeek V3.2 and V4. Handles frames, names and values;
  * chat_parse.c begins and ends calls. A call begins once its name is complete and the text can be
  * nothing else. A failure before that leaves the text as content; afterwards it breaks the call.
  */
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { MAX_NAME = 256 }; /* longest function or parameter name */
+enum { MAX_NAME = 256 }; /* longest function or parameter name, with Solar's id */
 
 /* Position in a call: p->mode. */
 enum {
@@ -39,6 +39,19 @@ static const struct tag_form forms[] = {
     {CHAT_KIMI, "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
      "<|tool_call_argument_begin|>", "", "", "", "", "<|tool_call_end|>"},
     {CHAT_GEMMA, "<|tool_call>", "", "call:", "{", "", "", "", "", "<tool_call|>"},
+    {CHAT_HUNYUAN, "<tool_calls:opensource>", "</tool_calls:opensource>", "<tool_call:opensource>",
+     "<tool_sep:opensource>", "<arg_key:opensource>", "</arg_key:opensource>",
+     "<arg_value:opensource>", "</arg_value:opensource>", "</tool_call:opensource>"},
+    {CHAT_SOLAR, "<|tool_calls|>", "<|calls|>", "<|tool_call:begin|>", "<|tool_call:args|>", "", "",
+     "", "", "<|tool_call:end|>"},
+    {CHAT_MUSE, "<atem:function_calls>", "</atem:function_calls>", "<atem:invoke name=\"", "\">",
+     "<atem:parameter name=\"", "\">", "", "</atem:parameter>", "</atem:invoke>"},
+    {CHAT_DEEPSEEK_V32, "<｜DSML｜function_calls>", "</｜DSML｜function_calls>",
+     "<｜DSML｜invoke name=\"", "\">", "<｜DSML｜parameter name=\"", "\" string=\"", "true\">",
+     "</｜DSML｜parameter>", "</｜DSML｜invoke>"},
+    {CHAT_DEEPSEEK_V4, "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", "<｜DSML｜invoke name=\"",
+     "\">", "<｜DSML｜parameter name=\"", "\" string=\"", "true\">", "</｜DSML｜parameter>",
+     "</｜DSML｜invoke>"},
 };
 
 static const struct tag_form *form_of(enum chat_format f)
@@ -47,12 +60,6 @@ static const struct tag_form *form_of(enum chat_format f)
         if (forms[i].format == f)
             return &forms[i];
     return NULL;
-}
-
-const char *chat_tags_frame(enum chat_format f)
-{
-    const struct tag_form *t = form_of(f);
-    return t ? t->frame : NULL;
 }
 
 /* Consumes a byte that is not yet known to belong to a call. */
@@ -70,6 +77,17 @@ static bool is_name(const struct buf *b)
         if (strchr(" \n\t\r<>{}\"'()", b->p[i]) && b->p[i])
             return false;
     return true;
+}
+
+/* Solar writes a call's id before its name, which is dropped. */
+static void drop_id(struct buf *tag)
+{
+    static const char mark[] = "<|tool_call:name|>";
+    const char *at = tag->len ? memmem(tag->p, tag->len, mark, sizeof mark - 1) : NULL;
+    if (at) {
+        tag->len -= (size_t)(at + sizeof mark - 1 - tag->p);
+        memmove(tag->p, at + sizeof mark - 1, tag->len);
+    }
 }
 
 /* Begins the call. Kimi writes names as functions.NAME:3. */
@@ -142,6 +160,8 @@ static bool step_name(struct chat_parser *p, const struct tag_form *t)
         consume(p);
         return true;
     }
+    if (p->format == CHAT_SOLAR)
+        drop_id(&p->tag);
     if (!is_name(&p->tag)) {
         chat_reject_call(p);
         return true;
@@ -155,7 +175,7 @@ static bool step_name(struct chat_parser *p, const struct tag_form *t)
     }
     buf_adds(&p->raw, t->name_end);
     p->pos += strlen(t->name_end);
-    if (p->format == CHAT_KIMI) {
+    if (p->format == CHAT_KIMI || p->format == CHAT_SOLAR) {
         p->mode = T_GAP;
         return true;
     }
@@ -211,7 +231,8 @@ static bool step_body(struct chat_parser *p, const struct tag_form *t)
     return true;
 }
 
-static void begin_value(struct chat_parser *p)
+/* text: the call says that its value is a string, where the schema has no type. */
+static void begin_value(struct chat_parser *p, bool text)
 {
     struct buf key = {0};
     buf_adds(&key, p->xml_any ? ", \"" : "{\"");
@@ -219,7 +240,8 @@ static void begin_value(struct chat_parser *p)
     buf_adds(&key, "\": ");
     buf_addc(&p->js.name, 0);
     buf_addc(&p->tag, 0);
-    p->xml_string = xml_is_string(p, p->tag.p, p->js.name.p);
+    p->xml_string = xml_is_string(p, p->tag.p, p->js.name.p) ||
+                    (text && !xml_has_type(p, p->tag.p, p->js.name.p));
     p->tag.len--;
     p->xml_any = true;
     if (p->xml_string)
@@ -239,7 +261,7 @@ static bool step_key(struct chat_parser *p, const struct tag_form *t)
         p->pos += strlen(t->key_end);
         p->mode = T_GAP;
         if (!t->value[0])
-            begin_value(p);
+            begin_value(p, false);
     } else if (p->js.name.len > MAX_NAME) {
         chat_call_break(p);
     } else {
@@ -257,7 +279,7 @@ static bool step_gap(struct chat_parser *p, const struct tag_form *t)
         p->pos++;
         return true;
     }
-    if (p->format == CHAT_KIMI) {
+    if (p->format == CHAT_KIMI || p->format == CHAT_SOLAR) {
         if (chat_here(p) != '{') {
             chat_reject_call(p);
             return true;
@@ -266,12 +288,14 @@ static bool step_gap(struct chat_parser *p, const struct tag_form *t)
         p->mode = T_ARGS;
         return true;
     }
-    int m = chat_match(p, t->value);
-    if (m < 0)
+    static const char other[] = "false\">";
+    bool typed = p->format == CHAT_DEEPSEEK_V32 || p->format == CHAT_DEEPSEEK_V4;
+    int m = chat_match(p, t->value), json = typed ? chat_match(p, other) : 0;
+    if (m < 0 || json < 0)
         return false;
-    if (m) {
-        p->pos += strlen(t->value);
-        begin_value(p);
+    if (m || json) {
+        p->pos += m ? strlen(t->value) : sizeof other - 1;
+        begin_value(p, typed && m);
     } else {
         chat_call_break(p);
     }
@@ -404,7 +428,7 @@ bool chat_tags_step(struct chat_parser *p)
     }
 }
 
-void chat_tags_start(struct chat_parser *p)
+void chat_tags_start(struct chat_parser *p, const char *raw)
 {
-    chat_start_call(p, T_OPEN, chat_tags_frame(p->format));
+    chat_start_call(p, T_OPEN, raw);
 }
