@@ -182,15 +182,47 @@ def test_random_model(_):
 
 def test_every_form(_):
     """Calls in the form of every family, forced on random weights: whole, valid, as many as were asked for."""
-    for form in ("hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_r1", "gpt_oss", "glm45", "minimax_m2", "kimi_k2", "gemma4"):
+    for form in ("hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_r1", "gpt_oss", "glm45", "minimax_m2", "kimi_k2", "gemma4",
+                 "seed_oss", "command_a", "apertus", "hunyuan3", "solar_open", "muse", "minimax_m3", "nemotron_nano", "granite3", "tool_calls", "lfm2",
+                 "deepseek_v32", "deepseek_v4"):
         toy = Server(BUILD, "--chat-format", form)
         try:
             for seed in range(3):
-                ask = dict(ASK, seed=seed, temperature=1 + seed, max_tokens=200, tools=[PING, SEND])
+                most = 600 if form in ("hunyuan3", "minimax_m3", "deepseek_v32", "deepseek_v4") else 200  # its tags are long, and here each byte is a token
+                ask = dict(ASK, seed=seed, temperature=1 + seed, max_tokens=most, tools=[PING, SEND])
                 calls = calls_of(toy.json(CHAT, dict(ask, tool_choice="required", parallel_tool_calls=seed == 0)))
                 assert all(n == "ping" or is_send(n, a) for n, a in calls) and (seed == 0 or len(calls) == 1), (form, calls)
                 calls = calls_of(toy.json(CHAT, dict(ask, tools=[PING, STRICT], tool_choice={"type": "function", "function": {"name": "send"}})))
                 assert len(calls) == 1 and is_send(*calls[0]), (form, calls)
+        finally:
+            toy.stop()
+
+
+def test_templates(_):
+    """The template of a family, its form found in it: a forced call fits its schema, whole and streamed, after thinking too, and it can be answered."""
+    step = {"type": "object", "properties": {"do": {"type": "string"}, "n": {"type": "integer"}}, "required": ["do", "n"]}
+    plan = {"type": "function", "function": {"name": "plan", "description": "Plans.", "parameters": {"type": "object", "required": ["steps", "note"], "properties": {
+        "steps": {"type": "array", "items": step, "minItems": 1, "maxItems": 2}, "note": {"type": "string", "enum": ["5", "x"]}}}}}
+    for name in ("Cohere2MoE", "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Apertus-8B-Instruct", "tencent-Hy3", "muse-glimmer", "MiniMax-M3",
+                 "NVIDIA-Nemotron-Nano-v2", "LFM2.5-8B-A1B"):
+        template = f"../shared/golden/templates/{name}.jinja"
+        if not os.path.exists(template):
+            print(f"skipped: {template} is not here")
+            continue
+        toy = Server(BUILD, "--chat-template", template, "-c", "16384")
+        try:
+            for effort in ("none", "medium"):
+                ask = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Plan it."}], "seed": 1, "temperature": 2, "max_tokens": 900,
+                       "tools": [plan], "tool_choice": "required", "reasoning_effort": effort, "thinking_token_budget": 20}
+                m = toy.json(CHAT, ask)["choices"][0]["message"]
+                args = json.loads(m["tool_calls"][0]["function"]["arguments"])
+                assert not m["content"] and args["note"] in ("5", "x") and 1 <= len(args["steps"]) <= 2, (name, m)
+                assert all(isinstance(x["do"], str) and isinstance(x["n"], int) for x in args["steps"]), (name, args)
+                deltas = [d for line in toy.post(CHAT, dict(ask, stream=True))[2].split("\n") if line.startswith("data: {")
+                          for c in json.loads(line[6:])["choices"] for d in c["delta"].get("tool_calls", [])]
+                assert "".join(d["function"].get("arguments", "") for d in deltas if d["index"] == 0) == m["tool_calls"][0]["function"]["arguments"], name
+                results = [{"role": "tool", "tool_call_id": c["id"], "content": "done"} for c in m["tool_calls"]]
+                toy.json(CHAT, dict(ask, messages=[*ask["messages"], m, *results], tool_choice="auto", max_tokens=4))
         finally:
             toy.stop()
 
@@ -277,6 +309,6 @@ def test_bans(s):
 
 server = Server(BUILD, model="demo/steel-demo.gguf")
 try:
-    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_forced_calls, test_free_calls, test_lazy_schemas, test_call_or_answer, test_random_model, test_every_form, test_refused, test_bans], server)
+    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_forced_calls, test_free_calls, test_lazy_schemas, test_call_or_answer, test_random_model, test_every_form, test_templates, test_refused, test_bans], server)
 finally:
     server.stop()

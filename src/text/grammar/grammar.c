@@ -99,6 +99,9 @@ uint32_t grammar_import(struct grammar *g, struct grammar *sub)
             renumber(a->prefix, a->n_prefix, node);
             renumber(a->both, a->n_prefix + 1, node);
             a->items += node;
+            for (int k = 0; k < ARRAY_MARKS; k++)
+                if (a->mark[k] != NO_LIMIT && a->mark[k] >= shared)
+                    a->mark[k] += term;
         }
         for (uint32_t k = 0; o && k < o->n_props; k++)
             renumber(&o->prop[k].node, 1, node);

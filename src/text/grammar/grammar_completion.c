@@ -126,7 +126,7 @@ static uint32_t array_cost_to_end(const struct grammar *g, const struct array_no
                                   uint32_t fit)
 {
     uint32_t cost = 0, need = fit < a->n_contains ? a->n_contains - fit : 0;
-    uint32_t comma = term_cost(g, T_COMMA);
+    uint32_t comma = term_cost(g, a->mark[MARK_COMMA]);
     bool any = n > 0;
     while ((n < a->min || need) && n < a->max && cost < COST_MAX) {
         uint32_t place = n < a->n_prefix ? n : a->n_prefix;
@@ -145,7 +145,7 @@ static uint32_t array_cost_to_end(const struct grammar *g, const struct array_no
         n += many;
         any = true;
     }
-    return cost_add(cost, term_cost(g, any ? T_RBRACK : T_RBRACK0));
+    return cost_add(cost, term_cost(g, a->mark[any ? MARK_CLOSE : MARK_EMPTY]));
 }
 
 /* The remaining cost of an object: `total` bytes to its end. `extra` is the share of one property
@@ -248,7 +248,8 @@ static uint32_t node_cost(const struct grammar *g, uint32_t node)
 {
     const struct gnode *n = &g->nodes[node];
     if (n->kind == NODE_ARRAY)
-        return cost_add(term_cost(g, T_LBRACK), array_cost_to_end(g, n->array, 0, 0));
+        return cost_add(term_cost(g, n->array->mark[MARK_OPEN]),
+                        array_cost_to_end(g, n->array, 0, 0));
     if (n->kind == NODE_OBJECT) {
         struct object_cost r = object_cost_to_end(g, n->object, NULL);
         return cost_add(term_cost(g, n->object->mark[MARK_OPEN]),

@@ -78,6 +78,15 @@ struct edge {
     uint32_t target, to;
 };
 
+enum {
+    MARK_OPEN,
+    MARK_EMPTY,
+    MARK_CLOSE,
+    MARK_COMMA,
+    ARRAY_MARKS,
+    MARK_COLON = ARRAY_MARKS,
+    OBJECT_MARKS
+};
 struct array_node {
     uint32_t *prefix; /* (n_prefix) nodes of the first items */
     uint32_t n_prefix;
@@ -86,6 +95,8 @@ struct array_node {
     uint32_t *both; /* (n_prefix + 1) node of an item that satisfies both its position and
                      * `contains`; NO_LIMIT if there is none */
     uint32_t n_contains;
+    uint32_t mark
+        [ARRAY_MARKS]; /* terminals; NO_LIMIT: nothing is written. Those of the ends always are */
 };
 
 struct object_prop {
@@ -95,7 +106,6 @@ struct object_prop {
     uint32_t needs, n_needs; /* dependentRequired: object_node.needs[needs ..] are positions */
 };
 
-enum { MARK_OPEN, MARK_EMPTY, MARK_CLOSE, MARK_COMMA, MARK_COLON, OBJECT_MARKS };
 struct object_node {
     uint32_t key;             /* terminal */
     struct object_prop *prop; /* (n_props) sorted by name, like the name positions */
@@ -174,6 +184,14 @@ enum {
     SCHEMA_MINIMAX = 1 << 11, /* '">', per property '<parameter name="a">...', "</invoke>" */
     SCHEMA_GLM = 1 << 12,     /* per property "<arg_key>a</arg_key>...", "</tool_call>" */
     SCHEMA_GEMMA = 1 << 13,   /* objects are {a:1}, strings are quoted with <|"|> */
+    SCHEMA_SEED = 1 << 14,    /* SCHEMA_XML without lines around values */
+    SCHEMA_HUNYUAN = 1 << 15, /* SCHEMA_GLM with ":opensource" in every tag */
+    SCHEMA_MUSE = 1 << 16,    /* SCHEMA_MINIMAX with "atem:" in every tag */
+    SCHEMA_M3 =
+        1 << 17, /* NS<a>value NS</a>, lists and objects too, then NS</invoke>; NS: ]<]minimax[>[ */
+    SCHEMA_DSML =
+        1
+        << 18, /* SCHEMA_MINIMAX with DeepSeek's mark in every tag, and whether a value is a string */
 };
 struct grammar *schema_compile(const char *text, size_t len, int flags, struct error *err);
 struct grammar *choice_compile(const char *text, size_t len, struct error *err);

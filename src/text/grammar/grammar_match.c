@@ -335,49 +335,61 @@ static uint32_t array_places(const struct array_node *a, uint32_t n)
     return a->max == NO_LIMIT ? NO_LIMIT : k + (a->max - n);
 }
 
+/* The next item, or none if the array is full. */
+static void expand_item(struct grammar_matcher *m, const struct item *it)
+{
+    const struct array_node *a = m->g->nodes[it->node].array;
+    uint32_t n = it->data & COUNT_CAP, fit = it->data >> 16;
+    struct item to = *it;
+    if (n >= a->max)
+        return;
+    uint32_t place = n < a->n_prefix ? n : a->n_prefix;
+    to.pos = 2;
+    uint32_t stop = a->min > a->n_prefix ? a->min : a->n_prefix;
+    if (a->max != NO_LIMIT || a->n_contains)
+        stop = COUNT_CAP;
+    to.data = (fit << 16) | (n < stop ? n + 1 : n);
+    /* Enough positions must remain for the items that `contains` still requires. */
+    uint32_t need = fit < a->n_contains ? a->n_contains - fit : 0;
+    if (!need || array_places(a, n + 1) >= need)
+        call_node(m, n < a->n_prefix ? a->prefix[n] : a->items, to);
+    if (need && a->both[place] != NO_LIMIT) {
+        to.data += 1u << 16;
+        call_node(m, a->both[place], to);
+    }
+}
+
 static void expand_array(struct grammar_matcher *m, const struct item *it)
 {
     const struct array_node *a = m->g->nodes[it->node].array;
     uint32_t n = it->data & COUNT_CAP, fit = it->data >> 16;
     struct item to = *it;
-    if (it->pos == 0) {
+    if (it->pos == 0 && a->mark[MARK_OPEN] != NO_LIMIT) {
         to.pos = 1;
-        start_term(m, T_LBRACK, to);
+        start_term(m, a->mark[MARK_OPEN], to);
         return;
     }
-    if (it->pos == 1 || it->pos == 4) {
-        if (it->pos == 1 && a->min == 0 && fit >= a->n_contains) {
+    if (it->pos != 2) {
+        if (it->pos <= 1 && a->min == 0 && fit >= a->n_contains) {
             to.pos = 3;
-            start_term(m, T_RBRACK0, to);
+            start_term(m, a->mark[MARK_EMPTY], to);
             if (m->frugal)
                 return;
         }
-        if (n >= a->max)
-            return;
-        uint32_t place = n < a->n_prefix ? n : a->n_prefix;
-        to.pos = 2;
-        uint32_t stop = a->min > a->n_prefix ? a->min : a->n_prefix;
-        if (a->max != NO_LIMIT || a->n_contains)
-            stop = COUNT_CAP;
-        to.data = (fit << 16) | (n < stop ? n + 1 : n);
-        /* Enough positions must remain for the items that `contains` still requires. */
-        uint32_t need = fit < a->n_contains ? a->n_contains - fit : 0;
-        if (!need || array_places(a, n + 1) >= need)
-            call_node(m, n < a->n_prefix ? a->prefix[n] : a->items, to);
-        if (need && a->both[place] != NO_LIMIT) {
-            to.data += 1u << 16;
-            call_node(m, a->both[place], to);
-        }
+        expand_item(m, it);
         return;
     }
     bool complete = n >= a->min && fit >= a->n_contains;
     if (n < a->max && !(complete && m->frugal)) {
         to.pos = 4;
-        start_term(m, T_COMMA, to);
+        if (a->mark[MARK_COMMA] == NO_LIMIT)
+            expand_item(m, it);
+        else
+            start_term(m, a->mark[MARK_COMMA], to);
     }
     if (complete) {
         to.pos = 3;
-        start_term(m, T_RBRACK, to);
+        start_term(m, a->mark[MARK_CLOSE], to);
     }
 }
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NODES_MAX = 20000, LABELS_MAX = 64, PROPS_MAX = 4000 };
+enum { NODES_MAX = 20000, LABELS_MAX = 64, PROPS_MAX = 4000, ELEMENTS_MAX = 2000 };
 
 /* The state of building one grammar. */
 struct schema_builder {
@@ -24,6 +24,13 @@ struct schema_builder {
     uint32_t words[3];              /* terminals of null, true and false, or NO_LIMIT */
     const struct call_style *style; /* how a call's arguments are written; NULL: as JSON */
     uint32_t no_tag;                /* term of the texts without the style's tags */
+    uint32_t end;                   /* term of the text after the value at hand; RE_NONE: none */
+    struct element {
+        struct literals lits;
+        const char *name; /* (len) of its tag; NULL = any */
+        uint32_t len, node;
+    } * elements; /* (n_elements) built in this order */
+    uint32_t n_elements, cap_elements;
     struct {
         struct literals lits;
         uint32_t node;
@@ -165,6 +172,167 @@ void schema_add_json(struct grammar *g, int flags)
 
 /* ---- arrays ---- */
 
+/* ---- call arguments that are not JSON ---- */
+
+/* How call arguments that are not JSON are written. */
+static const struct call_style {
+    int flag;
+    const char *mark[OBJECT_MARKS]; /* expressions; NULL: nothing is written */
+    const char *open;               /* text before a name */
+    char shut;                      /* character after a name */
+    const char *end;                /* expression after a raw-text value; NULL: only JSON */
+    const char *tags[8];            /* no text may contain these; NULL-terminated */
+    bool spelled;                   /* ... and they may be special tokens */
+    enum {
+        NEST_JSON,     /* lists and objects inside the arguments are JSON */
+        NEST_SAME,     /* objects have the same style */
+        NEST_ELEMENTS, /* every value is an element, lists and objects too */
+    } nested;
+} styles[] = {
+    {SCHEMA_PYTHON, {"\\(", "\\)", "\\)", ", ?", NULL}, "", '=', NULL, {NULL}, false, NEST_JSON},
+    {SCHEMA_XML,
+     {">\\n", "</function>", "</function>", NULL, "\\n"},
+     "<parameter=",
+     '>',
+     "\\n</parameter>\\n",
+     {"</parameter>", "\n</function>", "\n<parameter=", NULL},
+     false,
+     NEST_JSON},
+    {SCHEMA_MINIMAX,
+     {"\">\\n?", "</invoke>", "</invoke>", NULL, ">"},
+     "<parameter name=\"",
+     '"',
+     "</parameter>\\n?",
+     {"</parameter>", NULL},
+     false,
+     NEST_JSON},
+    {SCHEMA_GLM,
+     {NULL, "</tool_call>", "</tool_call>", NULL, "/arg_key>\\n?<arg_value>"},
+     "<arg_key>",
+     '<',
+     "</arg_value>\\n?",
+     {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>",
+      NULL},
+     true,
+     NEST_JSON},
+    {SCHEMA_SEED,
+     {">\\n?", "</function>", "</function>", NULL, NULL},
+     "<parameter=",
+     '>',
+     "</parameter>\\n?",
+     {"</parameter>", "\n</function>", "\n<parameter=", NULL},
+     false,
+     NEST_JSON},
+    {SCHEMA_HUNYUAN,
+     {"\\n?", "</tool_call:opensource>", "</tool_call:opensource>", NULL,
+      "/arg_key:opensource>\\n?<arg_value:opensource>"},
+     "<arg_key:opensource>",
+     '<',
+     "</arg_value:opensource>\\n?",
+     {"<arg_key:opensource>", "</arg_key:opensource>", "<arg_value:opensource>",
+      "</arg_value:opensource>", "<tool_call:opensource>", "</tool_call:opensource>", NULL},
+     true,
+     NEST_JSON},
+    {SCHEMA_MUSE,
+     {"\">\\n?", "</atem:invoke>", "</atem:invoke>", NULL, ">"},
+     "<atem:parameter name=\"",
+     '"',
+     "</atem:parameter>\\n?",
+     {"</atem:parameter>", NULL},
+     false,
+     NEST_JSON},
+    {SCHEMA_DSML,
+     {"\">\\n?", "</｜DSML｜invoke>", "</｜DSML｜invoke>", NULL, " string=\"(true|false)\">"},
+     "<｜DSML｜parameter name=\"",
+     '"',
+     "</｜DSML｜parameter>\\n?",
+     {"｜DSML｜", NULL},
+     true,
+     NEST_JSON},
+    {SCHEMA_M3, {NULL}, "]<]minimax[>[<", '>', NULL, {"]<]minimax[>[", NULL}, true, NEST_ELEMENTS},
+    {SCHEMA_GEMMA,
+     {"\\{", "\\}", "\\}", ",", NULL},
+     "",
+     ':',
+     NULL,
+     {"<|\"|>", NULL},
+     true,
+     NEST_SAME},
+};
+
+static const struct call_style *style_of(int flags)
+{
+    for (size_t i = 0; i < sizeof styles / sizeof *styles; i++)
+        if (flags & styles[i].flag)
+            return &styles[i];
+    return NULL;
+}
+
+/* A pattern of names that are not declared. */
+#define CALL_WORD "[A-Za-z_][A-Za-z0-9_.-]{0,62}"
+
+/* Returns the node of an element: a value and its closing tag. A new one is queued for building. */
+static uint32_t element_of(struct schema_builder *b, struct literals l, const char *name,
+                           uint32_t len)
+{
+    for (uint32_t i = 0; i < b->n_elements; i++) {
+        const struct element *e = &b->elements[i];
+        if (e->lits.n == l.n && (!l.n || !memcmp(e->lits.v, l.v, l.n * sizeof *l.v)) &&
+            !e->name == !name && e->len == len && (!len || !memcmp(e->name, name, len)))
+            return e->node;
+    }
+    if (b->n_elements >= ELEMENTS_MAX) {
+        schema_fail(b->s, NULL, "over %d distinct elements", ELEMENTS_MAX);
+        return 0;
+    }
+    if (b->n_elements == b->cap_elements) {
+        b->cap_elements = b->cap_elements ? 2 * b->cap_elements : 32;
+        b->elements = mem_realloc(b->elements, b->cap_elements, sizeof *b->elements);
+    }
+    uint32_t node = grammar_add_node(b->g, NODE_GRAPH);
+    b->elements[b->n_elements++] = (struct element){l, name, len, node};
+    return node;
+}
+
+/* Returns the node of an array's item: its opening tag, and the element. */
+static uint32_t item_of(struct schema_builder *b, struct literals l)
+{
+    static const char name[] = "item";
+    uint32_t open;
+    if (!b->style || b->style->nested != NEST_ELEMENTS)
+        return node_of(b, l);
+    uint32_t element = element_of(b, l, name, sizeof name - 1);
+    uint32_t node = grammar_add_node(b->g, NODE_GRAPH);
+    uint32_t tag = re_literal(b->s->pool, b->style->open, strlen(b->style->open));
+    open = term_of(b, re_cat(b->s->pool, tag, re_literal(b->s->pool, "item>", 5)), false);
+    uint32_t first = grammar_add_state(b->g, false);
+    b->g->nodes[node].start = first;
+    grammar_add_edge(b->g, false, open, first + 1);
+    grammar_add_state(b->g, false);
+    grammar_add_edge(b->g, true, element, first + 2);
+    grammar_add_state(b->g, true);
+    return node;
+}
+
+/* The marks of an array or object that is an element: its closing tag alone. */
+static void element_marks(struct schema_builder *b, uint32_t *mark, int n)
+{
+    for (int i = 0; i < n; i++)
+        mark[i] = NO_LIMIT;
+    mark[MARK_EMPTY] = mark[MARK_CLOSE] = term_of(b, b->end, false);
+}
+
+/* The closing tag of an element with this name, or with any. */
+static uint32_t element_end(struct schema_builder *b, const char *name, uint32_t len)
+{
+    struct re_pool *p = b->s->pool;
+    uint32_t open = re_literal(p, b->style->open, strlen(b->style->open));
+    uint32_t word =
+        name ? re_literal(p, name, len) : re_parse(p, CALL_WORD, strlen(CALL_WORD), 0, NULL);
+    return re_cat(p, re_cat(p, open, re_literal(p, "/", 1)),
+                  re_cat(p, word, re_literal(p, ">", 1)));
+}
+
 static bool build_array(struct schema_builder *b, const struct value_shape *x, uint32_t *out)
 {
     struct schema *s = b->s;
@@ -190,14 +358,18 @@ static bool build_array(struct schema_builder *b, const struct value_shape *x, u
     }
     for (uint32_t i = 0; i <= prefix && !s->failed; i++) {
         struct literals l = shape_item(s, x, i < prefix ? i : NO_LIMIT - 1);
-        uint32_t n = node_of(b, l);
+        uint32_t n = item_of(b, l);
         if (i < prefix)
             a->prefix[i] = n;
         else
             a->items = n;
         if (c)
-            a->both[i] = node_of(b, lits_join(s, l, c->lits));
+            a->both[i] = item_of(b, lits_join(s, l, c->lits));
     }
+    static const uint32_t json[ARRAY_MARKS] = {T_LBRACK, T_RBRACK0, T_RBRACK, T_COMMA};
+    memcpy(a->mark, json, sizeof json);
+    if (b->style && b->style->nested == NEST_ELEMENTS)
+        element_marks(b, a->mark, ARRAY_MARKS);
     *out = node;
     return !s->failed;
 }
@@ -269,66 +441,15 @@ static uint32_t find_name(const struct prop_name *v, uint32_t n, const char *p, 
     return NO_LIMIT;
 }
 
-/* ---- call arguments that are not JSON ---- */
-
-/* How call arguments that are not JSON are written. */
-static const struct call_style {
-    int flag;
-    const char *mark[OBJECT_MARKS]; /* expressions; NULL: nothing is written */
-    const char *open;               /* text before a name */
-    char shut;                      /* character after a name */
-    const char *end;                /* expression after a raw-text value; NULL: only JSON */
-    const char *tags[8];            /* no text may contain these; NULL-terminated */
-    bool spelled;                   /* ... and they may be special tokens */
-    bool deep;                      /* nested objects use the same style */
-} styles[] = {
-    {SCHEMA_PYTHON, {"\\(", "\\)", "\\)", ", ?", NULL}, "", '=', NULL, {NULL}, false, false},
-    {SCHEMA_XML,
-     {">\\n", "</function>", "</function>", NULL, "\\n"},
-     "<parameter=",
-     '>',
-     "\\n</parameter>\\n",
-     {"</parameter>", "\n</function>", "\n<parameter=", NULL},
-     false,
-     false},
-    {SCHEMA_MINIMAX,
-     {"\">\\n?", "</invoke>", "</invoke>", NULL, ">"},
-     "<parameter name=\"",
-     '"',
-     "</parameter>\\n?",
-     {"</parameter>", NULL},
-     false,
-     false},
-    {SCHEMA_GLM,
-     {NULL, "</tool_call>", "</tool_call>", NULL, "/arg_key>\\n?<arg_value>"},
-     "<arg_key>",
-     '<',
-     "</arg_value>\\n?",
-     {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>",
-      NULL},
-     true,
-     false},
-    {SCHEMA_GEMMA, {"\\{", "\\}", "\\}", ",", NULL}, "", ':', NULL, {"<|\"|>", NULL}, true, true},
-};
-
-static const struct call_style *style_of(int flags)
-{
-    for (size_t i = 0; i < sizeof styles / sizeof *styles; i++)
-        if (flags & styles[i].flag)
-            return &styles[i];
-    return NULL;
-}
-
-/* Names that need no quotes: a pattern for undeclared ones, and a check for declared ones. In
+/* Whether a declared name needs no quotes. In
  * Python they are identifiers; between tags they are any text without the tags' characters. */
-#define CALL_WORD "[A-Za-z_][A-Za-z0-9_.-]{0,62}"
 static bool is_word(const struct schema_builder *b, const char *p, uint32_t n)
 {
     if (b->style->flag != SCHEMA_PYTHON) {
         for (uint32_t i = 0; i < n; i++)
             if ((unsigned char)p[i] < ' ' || strchr("<>\"{}[],:|", p[i]))
                 return false;
-        return n > 0 && n <= 200 && p[0] != ' ' && p[n - 1] != ' ';
+        return n > 0 && n <= 200 && p[0] != ' ' && p[0] != '/' && p[n - 1] != ' ';
     }
     for (uint32_t i = 0; i < n; i++)
         if (!((p[i] | 32) >= 'a' && (p[i] | 32) <= 'z') && p[i] != '_' &&
@@ -351,6 +472,8 @@ static bool has_tag(const struct schema_builder *b, const char *p, uint32_t n)
 static uint32_t param_of(struct schema_builder *b, struct literals l, const char *name,
                          uint32_t len)
 {
+    if (b->style->nested == NEST_ELEMENTS)
+        return element_of(b, l, name, len);
     if (!b->style->end)
         return node_of(b, l);
     const struct jvalue *root = jdoc_root(b->s->doc), *type = NULL;
@@ -370,6 +493,10 @@ static uint32_t param_of(struct schema_builder *b, struct literals l, const char
 /* Sets the punctuation around the arguments. */
 static bool call_marks(struct schema_builder *b, struct object_node *o)
 {
+    if (b->style->nested == NEST_ELEMENTS) {
+        element_marks(b, o->mark, OBJECT_MARKS);
+        return !b->s->failed;
+    }
     for (int i = 0; i < OBJECT_MARKS; i++) {
         const char *mark = b->style->mark[i];
         o->mark[i] = NO_LIMIT;
@@ -488,7 +615,7 @@ static bool build_object(struct schema_builder *b, const struct value_shape *x, 
     o->in_order = s->flags & GRAMMAR_SCHEMA_ORDER;
     static const uint32_t json[OBJECT_MARKS] = {T_LBRACE, T_RBRACE0, T_RBRACE, T_COMMA, T_COLON};
     memcpy(o->mark, json, sizeof json);
-    bool call = b->style && (root || b->style->deep);
+    bool call = b->style && (root || b->style->nested != NEST_JSON);
     struct object_keys *info = schema_alloc(s, sizeof *info);
     info->node = node;
     info->call = call;
@@ -557,20 +684,20 @@ static uint32_t raw_text_term(struct schema_builder *b, uint32_t str, bool alway
         str = re_and(p, str, pattern_term(b, letters));
     if (str == RE_NONE)
         return NO_LIMIT;
-    return term_of(b, re_cat(p, str, pattern_term(b, b->style->end)), false);
+    return term_of(b, re_cat(p, str, b->end), false);
 }
 
 /* A string value: a JSON string, or text between the style's quotation tags. */
 static uint32_t string_term(struct schema_builder *b, uint32_t str)
 {
     struct re_pool *p = b->s->pool;
-    if (!b->style || !b->style->deep)
+    if (!b->style || b->style->nested != NEST_SAME)
         return term_of(b, str, true);
     uint32_t mark = re_literal(p, b->style->tags[0], strlen(b->style->tags[0]));
     return term_of(b, re_cat(p, mark, re_cat(p, str, mark)), false);
 }
 
-enum value_kind { VALUE_JSON, VALUE_XML, VALUE_XML_TEXT };
+enum value_kind { VALUE_JSON, VALUE_XML, VALUE_XML_TEXT, VALUE_ELEMENT };
 
 /* The node of a string that follows a Lark grammar: a JSON string, or raw text before the style's end. */
 static bool lark_node(struct schema_builder *b, const struct value_shape *x, enum value_kind kind,
@@ -579,7 +706,7 @@ static bool lark_node(struct schema_builder *b, const struct value_shape *x, enu
     struct schema *s = b->s;
     const struct jvalue *v = x->lark;
     struct error err = {0};
-    bool quoted = kind == VALUE_JSON && !(b->style && b->style->deep);
+    bool quoted = kind == VALUE_JSON && !(b->style && b->style->nested == NEST_SAME);
     if (x->str != RE_ALL)
         return schema_fail(s, v, "cannot be enforced beside other rules for the string");
     if (kind == VALUE_XML)
@@ -589,7 +716,7 @@ static bool lark_node(struct schema_builder *b, const struct value_shape *x, enu
     if (mark)
         open = close = term_of(b, re_literal(s->pool, mark, strlen(mark)), false);
     else
-        close = term_of(b, pattern_term(b, b->style->end), false);
+        close = term_of(b, b->end, false);
     struct grammar *g = s->failed ? NULL
                                   : lark_compile(v->text, v->len, quoted ? TERM_PART : TERM_RAW,
                                                  quoted ? NULL : b->style->tags, &err);
@@ -643,8 +770,12 @@ static bool build_value(struct schema_builder *b, struct literals lits, uint32_t
     if (b->no_tag && str != RE_NONE)
         str = re_and(s->pool, str, b->no_tag);
     if (kind != VALUE_JSON) {
-        text = raw_text_term(b, str, kind == VALUE_XML_TEXT);
-        end = term_of(b, pattern_term(b, b->style->end), false);
+        bool only =
+            kind == VALUE_XML_TEXT || (kind == VALUE_ELEMENT && !(types & (TY_NUM | TY_BOOL)));
+        if (kind == VALUE_ELEMENT && only && types & TY_STR)
+            types &= ~(uint32_t)TY_NULL; /* it would be text */
+        text = raw_text_term(b, str, only);
+        end = term_of(b, b->end, false);
         str = RE_NONE;
     }
     for (int k = 0; k < 3; k++)
@@ -664,7 +795,7 @@ static bool build_value(struct schema_builder *b, struct literals lits, uint32_t
     for (uint32_t k = 0; k < n_terms; k++)
         grammar_add_edge(b->g, false, terms[k], first + 1);
     for (uint32_t k = 0; k < n_calls; k++)
-        grammar_add_edge(b->g, true, calls[k], first + 1);
+        grammar_add_edge(b->g, true, calls[k], first + (kind == VALUE_ELEMENT ? 2 : 1));
     for (uint32_t k = 0; k < n_texts; k++)
         grammar_add_edge(b->g, true, texts[k], first + (kind == VALUE_JSON ? 1 : 2));
     if (text != NO_LIMIT)
@@ -686,120 +817,6 @@ static bool build_params(struct schema_builder *b)
                          b->params[i].text ? VALUE_XML_TEXT : VALUE_XML);
     }
     return ok;
-}
-
-/* ---- nodes without a value ---- */
-
-static bool array_productive(struct array_node *a, const uint8_t *ok)
-{
-    uint32_t fit = 0, places = a->min;
-    if (a->min > a->max)
-        return false;
-    for (uint32_t i = 0; i < a->n_prefix && i < places; i++)
-        if (!ok[a->prefix[i]])
-            return false;
-    if (places > a->n_prefix && !ok[a->items])
-        return false;
-    if (!a->n_contains)
-        return true;
-    for (uint32_t i = 0; i < a->n_prefix && i < a->max; i++)
-        fit += ok[a->both[i]];
-    return fit >= a->n_contains || (ok[a->both[a->n_prefix]] && ok[a->items]);
-}
-
-static bool object_productive(const struct object_node *o, const uint8_t *ok)
-{
-    uint32_t names = 0, required = 0;
-    bool others = false;
-    for (uint32_t i = 0; i < o->n_props; i++) {
-        const struct object_prop *p = &o->prop[i];
-        bool can = p->node != NO_LIMIT && ok[p->node];
-        names += can;
-        required += p->required;
-        if (p->required && !can)
-            return false;
-        for (uint32_t k = 0; p->required && k < p->n_needs; k++) {
-            const struct object_prop *q = &o->prop[o->needs[p->needs + k]];
-            required += !q->required; /* may count one twice, which is only stricter */
-            if (q->node == NO_LIMIT || !ok[q->node])
-                return false;
-        }
-    }
-    for (uint32_t k = 0; k < o->n_others; k++)
-        others |= o->others[k] != NO_LIMIT && ok[o->others[k]];
-    return required <= o->max && o->min <= o->max && (others || names >= o->min);
-}
-
-static bool node_productive(const struct grammar *g, uint32_t n, const uint8_t *ok)
-{
-    const struct gnode *x = &g->nodes[n];
-    if (x->kind == NODE_ARRAY)
-        return array_productive(x->array, ok);
-    if (x->kind == NODE_OBJECT)
-        return object_productive(x->object, ok);
-    if (g->state_final[x->start])
-        return true;
-    for (uint32_t e = g->state_at[x->start]; e < g->state_at[x->start + 1]; e++)
-        if (!g->edges[e].call || ok[g->edges[e].target])
-            return true;
-    return false;
-}
-
-static void find_productive(const struct grammar *g, uint8_t *ok)
-{
-    /* Callers mostly precede the nodes they call, so going backwards takes few rounds. */
-    for (bool changed = true; changed;) {
-        changed = false;
-        for (uint32_t n = g->n_nodes; n-- > 0;)
-            if (!ok[n] && node_productive(g, n, ok))
-                ok[n] = changed = true;
-    }
-}
-
-static bool is_dead(const uint8_t *ok, uint32_t node)
-{
-    return node == NO_LIMIT || !ok[node];
-}
-
-/* Removes impossible items and properties from arrays and objects. */
-static void remove_dead(struct grammar *g, const uint8_t *ok)
-{
-    for (uint32_t n = 0; n < g->n_nodes; n++) {
-        struct array_node *a = g->nodes[n].array;
-        struct object_node *o = g->nodes[n].object;
-        if (a) {
-            for (uint32_t i = 0; i < a->n_prefix; i++)
-                if (!ok[a->prefix[i]] && a->max > i)
-                    a->max = i;
-            if (!ok[a->items] && a->max > a->n_prefix)
-                a->max = a->n_prefix;
-            for (uint32_t i = 0; a->n_contains && i <= a->n_prefix; i++)
-                if (!ok[a->both[i]])
-                    a->both[i] = NO_LIMIT;
-        }
-        for (uint32_t i = 0; o && i < o->n_props; i++)
-            if (is_dead(ok, o->prop[i].node))
-                o->prop[i].node = NO_LIMIT;
-        for (uint32_t i = 0; o && i < o->n_props; i++)
-            for (uint32_t k = 0; k < o->prop[i].n_needs; k++)
-                if (o->prop[o->needs[o->prop[i].needs + k]].node == NO_LIMIT)
-                    o->prop[i].node = NO_LIMIT;
-    }
-}
-
-/* Removes calls of nodes without a value from the graphs. */
-static void remove_dead_edges(struct grammar *g, const uint8_t *ok)
-{
-    uint32_t k = 0;
-    for (uint32_t st = 0; st < g->n_states; st++) {
-        uint32_t from = g->state_at[st], to = g->state_at[st + 1];
-        g->state_at[st] = k;
-        for (uint32_t e = from; e < to; e++)
-            if (!g->edges[e].call || ok[g->edges[e].target])
-                g->edges[k++] = g->edges[e];
-    }
-    g->state_at[g->n_states] = k;
-    g->n_edges = k;
 }
 
 /* ---- keys ---- */
@@ -838,7 +855,7 @@ static bool build_key(struct schema_builder *b, struct object_keys *info, const 
     struct object_node *o = b->g->nodes[info->node].object;
     uint32_t from[LABELS_MAX], to[LABELS_MAX], n = 0, n_others = 0, chars = 1;
     for (uint32_t k = 0; k < info->n_labels; k++) {
-        if (is_dead(ok, o->others[k]))
+        if (schema_is_dead(ok, o->others[k]))
             continue;
         from[n] = info->labels[k];
         o->others[n_others++] = o->others[k];
@@ -887,6 +904,18 @@ static bool build_key(struct schema_builder *b, struct object_keys *info, const 
     return true;
 }
 
+/* Elements inside elements join the queue. */
+static bool build_elements(struct schema_builder *b)
+{
+    bool ok = true;
+    for (uint32_t i = 0; ok && i < b->n_elements; i++) {
+        struct element e = b->elements[i];
+        b->end = element_end(b, e.name, e.len);
+        ok = build_value(b, e.lits, e.node, false, VALUE_ELEMENT);
+    }
+    return ok;
+}
+
 static void builder_clear(struct schema_builder *b)
 {
     for (uint32_t i = 0; i < b->n_objects; i++)
@@ -897,6 +926,7 @@ static void builder_clear(struct schema_builder *b)
     mem_free(b->terms);
     mem_free(b->objects);
     mem_free(b->params);
+    mem_free(b->elements);
 }
 
 /* Node 0: white space, then the value. */
@@ -917,7 +947,8 @@ static bool build_root(struct schema_builder *b, const struct jvalue *root, uint
     grammar_add_state(b->g, false);
     grammar_add_edge(b->g, true, *value, 2);
     grammar_add_state(b->g, true);
-    return !apart || (build_value(b, lits, *value, true, VALUE_JSON) && build_params(b));
+    return !apart ||
+           (build_value(b, lits, *value, true, VALUE_JSON) && build_params(b) && build_elements(b));
 }
 
 static bool build(struct schema_builder *b)
@@ -930,6 +961,11 @@ static bool build(struct schema_builder *b)
     schema_add_json(b->g, s->flags);
     b->words[0] = b->words[1] = b->words[2] = NO_LIMIT;
     b->style = style_of(s->flags);
+    b->end = RE_NONE;
+    if (b->style && b->style->nested == NEST_ELEMENTS)
+        b->end = element_end(b, "invoke", 6);
+    else if (b->style && b->style->end)
+        b->end = re_parse(s->pool, b->style->end, strlen(b->style->end), 0, NULL);
     for (int i = 0; b->style && b->style->tags[i]; i++) {
         uint32_t t = re_not_containing(s->pool, b->style->tags[i]);
         b->no_tag = b->no_tag ? re_and(s->pool, b->no_tag, t) : t;
@@ -943,10 +979,9 @@ static bool build(struct schema_builder *b)
         return false;
     grammar_finish(b->g);
     uint8_t *ok = mem_zalloc(b->g->n_nodes, 1);
-    find_productive(b->g, ok);
+    schema_productive(b->g, ok);
     bool fits = ok[value];
-    remove_dead(b->g, ok);
-    remove_dead_edges(b->g, ok);
+    schema_prune(b->g, ok);
     for (uint32_t i = 0; i < b->n_objects && fits; i++)
         fits = build_key(b, b->objects[i], ok);
     if (!fits && !s->failed)

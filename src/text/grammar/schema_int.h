@@ -185,4 +185,10 @@ uint32_t num_multiple(struct schema *s, const struct decimal *of, bool *ok);
 enum format_known { FORMAT_UNKNOWN, FORMAT_TERM, FORMAT_REFUSED };
 enum format_known schema_format(struct schema *s, const char *name, size_t len, uint32_t *term);
 
+/* schema_prune.c. ok: (n_nodes), zeroed; it receives which nodes have a value. */
+void schema_productive(const struct grammar *g, uint8_t *ok);
+bool schema_is_dead(const uint8_t *ok, uint32_t node);
+/* Removes impossible items, properties and calls. */
+void schema_prune(struct grammar *g, const uint8_t *ok);
+
 #endif
