@@ -125,6 +125,12 @@ def test_refused(s):
             ({"input": "x", "tools": [{"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "ebnf", "definition": "x"}}]}, "tools[0]"),
             ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
             ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0]"),
+            ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"), ({"input": [{"type": "function_call_output", "call_id": 5, "name": "f", "output": "x"}]}, "input[0]"),
+            ({"input": [{"type": "function_call_output", "name": "", "output": "x"}]}, "input[0]"), ({"input": [{"type": "function_call_output", "name": "f", "namespace": 5, "output": "x"}]}, "input[0]"),
+            ({"input": [{"type": "function_call_output", "name": "f", "output": 5}]}, "input[0].output"), ({"input": [{"type": "local_shell_call", "action": {}}]}, "input[0]"),
+            ({"input": [{"type": "local_shell_call", "call_id": "c"}]}, "input[0]"), ({"input": [{"type": "agent_message", "content": "x"}]}, "input[0]"),
+            ({"input": [{"type": "agent_message", "author": "a", "content": 5}]}, "input[0].content"), ({"input": [{"type": "tool_search_output", "tools": 5}]}, "input[0]"),
+            ({"input": [{"role": "user", "content": [{"type": "input_audio", "audio_url": "x"}]}]}, "input[0].content"),
             ({"input": "x", "tool_choice": {"type": "x"}}, "tool_choice"), ({"input": "x", "background": "y"}, "background"),
             ({"input": "x", "truncation": "maybe"}, "truncation"), ({"input": "x", "instructions": 5}, "instructions"),
             ({"input": "x", "conversation": 5}, "conversation"), ({"input": "x", "reasoning": 1}, "reasoning"),
@@ -533,6 +539,50 @@ def test_agents_tools(_):
         s.stop()
 
 
+def test_codex_items(_):
+    """Items that Codex sends beside calls and their results: each prompt is that of the same history in plain items."""
+    s = Server(BUILD, model="demo/steel-demo.gguf")
+    user = {"role": "user", "content": "Go on."}
+    call = lambda id, name, arguments: {"type": "function_call", "call_id": id, "name": name, "arguments": arguments}
+    result = lambda id, output: {"type": "function_call_output", "call_id": id, "output": output}
+    prompt = lambda items, tools=(TOOL,): s.json(RESP, {"input": [user, *items], "tools": list(tools), "temperature": 0, "max_output_tokens": 1})["usage"]["input_tokens"]
+    same = lambda items, plain, tools=(TOOL,), plain_tools=(TOOL,): (prompt(items, tools), prompt(plain, plain_tools))
+    first = [call("c1", "get_weather", '{"town": "Emberton"}'), result("c1", "sunny")]
+    # a result that the client adds by itself, with and without a namespace; call_id may be null
+    for item, name in [({"name": "goal_objective", "namespace": "agent"}, "agent__goal_objective"), ({"name": "notes", "call_id": None}, "notes")]:
+        item = {"type": "function_call_output", "output": "Win the game.", **item}
+        a, b = same([*first, item], [*first, call("x", name, "{}"), result("x", "Win the game.")])
+        assert a == b > prompt(first), (item, a, b)
+    # its text reaches the model, and it may follow another response
+    r = s.json(RESP, {"input": [user], "tools": [TOOL], "temperature": 0, "max_output_tokens": 1})
+    one, two = (s.json(RESP, {"previous_response_id": r["id"], "input": [{"type": "function_call_output", "name": "n", "output": text}], "max_output_tokens": 1})["usage"]["input_tokens"]
+                for text in ("Win.", "Win the game that we began yesterday, with the red stones."))
+    assert two > one + 8, (one, two)
+    # the shell of another server, named by `id` where an old client has no call_id
+    action = {"type": "exec", "command": ["ls"]}
+    for ids in ({"call_id": "c1", "id": "lsh_1"}, {"call_id": None, "id": "c1"}):
+        shell = {"type": "local_shell_call", "status": "completed", "action": action, **ids}
+        a, b = same([shell, result("c1", "a.txt")], [call("c1", "local_shell", json.dumps(action, separators=(",", ":"))), result("c1", "a.txt")])
+        assert a == b, (a, b)
+    # a search for tools: what it found can be called, once however often it is found
+    other = dict(TOOL, name="get_time", defer_loading=True)
+    found = [{"type": "tool_search_call", "call_id": None, "execution": "server", "arguments": {"paths": ["x"]}}, {"type": "tool_search_output", "call_id": None, "status": "completed", "execution": "server", "tools": [other]}]
+    a, b = same([*found, *found[1:]], [], plain_tools=(TOOL, dict(TOOL, name="get_time")))
+    assert a == b > prompt([]), (a, b)
+    named = s.json(RESP, {"input": [user, *found], "tool_choice": {"type": "function", "name": "get_time"}, "max_output_tokens": 60})
+    assert named["output"][-1]["name"] == "get_time", named["output"]
+    # a message of another agent, and parts that no model here can read
+    message = {"type": "agent_message", "author": "/root/worker", "recipient": "/root", "content": [{"type": "input_text", "text": "It is done."}, {"type": "encrypted_content", "encrypted_content": "gAAA"}]}
+    a, b = same([*first, message], [*first, {"role": "user", "content": "Message from the agent /root/worker:\nIt is done.[encrypted]"}])
+    assert a == b, (a, b)
+    parts = [{"type": "input_text", "text": "heard: "}, {"type": "input_audio", "audio_url": "data:audio/wav;base64,AA"}, {"type": "encrypted_content", "encrypted_content": "x"}]
+    a, b = same([first[0], result("c1", parts)], [first[0], result("c1", "heard: [audio: this model cannot hear it][encrypted]")])
+    assert a == b, (a, b)
+    for kind in ("ghost_snapshot", "context_compaction", "compaction", "image_generation_call"):
+        assert prompt([{"type": kind}]) == prompt([]), kind
+    s.stop()
+
+
 def lines_of(s, path, body):
     status, headers, text = s.post(path, body)
     assert status == 200 and headers["content-type"] == "application/x-ndjson", (status, text)
@@ -603,6 +653,6 @@ def ollama_built_in(s):
 server = Server(BUILD, "-np", "8", "-c", "8192")
 try:
     run_tests([test_whole, test_stream, test_background, test_background_bounds, test_background_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_ids, test_owners, test_shares, test_bounded, test_kept_costs,
-               test_built_in, test_agents_tools, test_reference_has_no_vram], server)
+               test_built_in, test_agents_tools, test_codex_items, test_reference_has_no_vram], server)
 finally:
     server.stop()

@@ -48,12 +48,13 @@ struct responses_reader {
     struct json_counts counts; /* values in them */
     json_t *beside;            /* items of the response `beside_id`; owned */
     char beside_id[64];
-    json_t *tools;    /* of items of type additional_tools; owned; NULL = none */
-    json_t *results;  /* messages of tools that follow the last message; owned */
-    char round[64];   /* of the calls that these are of */
-    json_t *requests; /* id -> item of type mcp_approval_request; owned */
-    json_t *approved; /* those of them that are approved and have not run; borrowed */
-    json_t *listed;   /* of responses_request; borrowed */
+    json_t *tools;      /* of items of type additional_tools; owned; NULL = none */
+    int n_client_calls; /* see add_client_call */
+    json_t *results;    /* messages of tools that follow the last message; owned */
+    char round[64];     /* of the calls that these are of */
+    json_t *requests;   /* id -> item of type mcp_approval_request; owned */
+    json_t *approved;   /* those of them that are approved and have not run; borrowed */
+    json_t *listed;     /* of responses_request; borrowed */
     struct api_error *err;
 };
 
@@ -68,8 +69,8 @@ static void add_string(struct buf *out, const json_t *v)
 }
 
 /* Returns the text of content: a string, or text parts. images: takes images; NULL = the model reads text. `shown`: the
- * text that then stands for an image, or NULL if
- * images are refused. */
+ * text that then replaces an image. It is NULL if the model cannot do without what a part holds: images, audio and
+ * encrypted parts are refused then. */
 static bool content_text(const json_t *v, const char *where, struct prompt_images *images,
                          const char *shown, struct buf *out, struct api_error *err)
 {
@@ -95,6 +96,14 @@ static bool content_text(const json_t *v, const char *where, struct prompt_image
         }
         if (shown && type && !strcmp(type, "input_image")) {
             buf_adds(out, shown);
+            continue;
+        }
+        if (shown && type && !strcmp(type, "input_audio")) {
+            buf_adds(out, "[audio: this model cannot hear it]");
+            continue;
+        }
+        if (shown && type && !strcmp(type, "encrypted_content")) {
+            buf_adds(out, "[encrypted]");
             continue;
         }
         if (type && !strcmp(type, "refusal"))
@@ -195,20 +204,73 @@ static bool add_custom_call(struct responses_reader *r, const json_t *item, cons
     return true;
 }
 
+/* The call of OpenAI's own shell, in the history of a client that used it elsewhere. Old clients send `id` alone. */
+static bool add_shell_call(struct responses_reader *r, const json_t *item, const char *where)
+{
+    const json_t *id = api_member(item, "call_id"), *action = json_object_get(item, "action");
+    if (!id)
+        id = json_object_get(item, "id");
+    if (!json_is_string(id) || !json_is_object(action))
+        return api_invalid(r->err, where, "%s needs call_id (a string) and action (an object)",
+                           where);
+    char *text = json_dumps(action, JSON_COMPACT);
+    append_call(r, id, json_string("local_shell"), json_string(text ? text : "{}"));
+    mem_free(text);
+    return true;
+}
+
+/* A result that names its tool and answers no call: the client ran the tool by itself (Codex sends the objective of a
+ * goal like this). Templates print results only after calls, so the model is shown a call without arguments. Returns
+ * the call's id, a new reference. */
+static json_t *add_client_call(struct responses_reader *r, const json_t *item, const json_t *name)
+{
+    json_t *id = json_sprintf("client_%d", r->n_client_calls++);
+    append_call(r, id, responses_flat_name(json_object_get(item, "namespace"), name),
+                json_string("{}"));
+    return id;
+}
+
 static bool add_result(struct responses_reader *r, const json_t *item, const char *where)
 {
     json_t *id = json_object_get(item, "call_id");
+    const json_t *name = json_object_get(item, "name"), *space = api_member(item, "namespace");
+    bool unasked = !api_member(item, "call_id") && json_string_length(name);
     char at[80];
     struct buf text = {0};
     snprintf(at, sizeof at, "%s.output", where);
-    if (!json_is_string(id))
+    if (!json_is_string(id) && !unasked)
         return api_invalid(r->err, where, "%s.call_id must be a string", where);
+    if (unasked && space && !json_is_string(space))
+        return api_invalid(r->err, where, "%s.namespace must be a string", where);
     bool ok =
         content_text(json_object_get(item, "output"), at, r->images, API_NO_IMAGE, &text, r->err);
+    if (ok) {
+        id = unasked ? add_client_call(r, item, name) : json_incref(id);
+        json_array_append_new(r->messages,
+                              json_pack("{s:s,s:o,s:o}", "role", "tool", "tool_call_id", id,
+                                        "content", string_of(&text)));
+    }
+    r->last = NULL;
+    buf_clear(&text);
+    return ok;
+}
+
+/* A message of another agent of the client: a task, or the answer to one. */
+static bool add_agent_message(struct responses_reader *r, const json_t *item, const char *where)
+{
+    const json_t *author = json_object_get(item, "author");
+    char at[80];
+    struct buf text = {0};
+    snprintf(at, sizeof at, "%s.content", where);
+    if (!json_is_string(author))
+        return api_invalid(r->err, where, "%s.author must be a string", where);
+    buf_adds(&text, "Message from the agent ");
+    add_string(&text, author);
+    buf_adds(&text, ":\n");
+    bool ok = content_text(json_object_get(item, "content"), at, NULL, API_NO_IMAGE, &text, r->err);
     if (ok)
         json_array_append_new(r->messages,
-                              json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id,
-                                        "content", string_of(&text)));
+                              json_pack("{s:s,s:o}", "role", "user", "content", string_of(&text)));
     r->last = NULL;
     buf_clear(&text);
     return ok;
@@ -386,7 +448,7 @@ static bool find_item(struct responses_reader *r, const char *id, const char *wh
     return *out != NULL;
 }
 
-/* Tools that a client adds in the middle of a conversation. */
+/* Tools that a client adds in the middle of a conversation, or that a search of its own has found. */
 static bool add_item_tools(struct responses_reader *r, const json_t *item, const char *where)
 {
     json_t *tools = json_object_get(item, "tools");
@@ -403,8 +465,9 @@ static bool add_item_tools(struct responses_reader *r, const json_t *item, const
 static bool is_left_out(const char *type)
 {
     static const char *const types[] = {
-        "web_search_call", "file_search_call",   "code_interpreter_call", "image_generation_call",
-        "compaction",      "compaction_summary", "context_compaction",    "ghost_snapshot"};
+        "web_search_call",       "file_search_call", "code_interpreter_call",
+        "image_generation_call", "compaction",       "compaction_summary",
+        "context_compaction",    "ghost_snapshot",   "tool_search_call"};
     static _Atomic(bool) told[sizeof types / sizeof *types];
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (!strcmp(types[i], type)) {
@@ -435,7 +498,11 @@ static bool add_item(struct responses_reader *r, const json_t *item, const char 
         return add_custom_call(r, item, where);
     if (!strcmp(type, "function_call_output") || !strcmp(type, "custom_tool_call_output"))
         return add_result(r, item, where);
-    if (!strcmp(type, "additional_tools"))
+    if (!strcmp(type, "local_shell_call"))
+        return add_shell_call(r, item, where);
+    if (!strcmp(type, "agent_message"))
+        return add_agent_message(r, item, where);
+    if (!strcmp(type, "additional_tools") || !strcmp(type, "tool_search_output"))
         return add_item_tools(r, item, where);
     if (!strcmp(type, "reasoning"))
         return add_reasoning(r, item, where);

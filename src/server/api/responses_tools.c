@@ -83,6 +83,7 @@ struct tools_reader {
     json_t *seen;  /* flat name -> true */
     const json_t *allowed; /* tool_choice's tools; NULL = all */
     json_t *allowed_names; /* their name -> true */
+    bool later;            /* tools of input items, which may come again: the first counts */
     struct api_error *err;
 };
 
@@ -99,9 +100,10 @@ static bool append_tool(struct tools_reader *r, json_t *f, const json_t *name, c
 {
     json_t *flat = responses_flat_name(space, name);
     const char *key = json_string_value(flat);
-    bool ok = !json_object_get(r->seen, key) ||
+    bool again = json_object_get(r->seen, key) != NULL;
+    bool ok = !again || r->later ||
               api_invalid(r->err, where, "%s: two tools are named '%.100s'", where, key);
-    if (ok && is_allowed(r, name, flat)) {
+    if (ok && !again && is_allowed(r, name, flat)) {
         json_object_set_new(r->seen, key, json_true());
         json_array_append_new(r->list, json_pack("{s:s,s:{s:O,s:O*,s:O*,s:O*}}", "type", "function",
                                                  "function", "name", flat, "description",
@@ -263,8 +265,9 @@ bool responses_add_tools(json_t *out, struct responses_request *request, const j
                              .allowed_names = names_of(allowed),
                              .err = err};
     json_object_set_new(out, "tools", r.list);
-    bool ok = (!tools || add_tools(&r, tools, NULL, NULL, "tools")) &&
-              (!more || add_tools(&r, more, NULL, NULL, "input.tools"));
+    bool ok = !tools || add_tools(&r, tools, NULL, NULL, "tools");
+    r.later = true;
+    ok = ok && (!more || add_tools(&r, more, NULL, NULL, "input.tools"));
     json_decref(r.seen);
     json_decref(r.allowed_names);
     return ok;
