@@ -8,6 +8,8 @@ Every request has a picture of its own, so nobody's cache helps. The servers tak
 `synth_gguf.py m.gguf --shape qwen3-vl-8b` and `synth_gguf.py mmproj.gguf --shape qwen3-vl-8b-mmproj`.
 The CPU seconds of each server are given, too: on a busy machine compare those, with one thread each (--steel-args "-t 1",
 --llama-args "-t 1 -tb 1").
+For Steel the parts of a picture's time follow, in ms of each picture: decoding, patches (resizing, normalising), rows,
+waiting for the tower, steps of the tower, fetching and copying its features; then read, the engine's steps with prompts.
 --stutter: twelve clients read text; the gaps between their tokens are measured without and with four clients that send
 pictures, SECONDS each. Standard library only.
 """
@@ -17,6 +19,7 @@ import http.client
 import json
 import os
 import random
+import re
 import shlex
 import socket
 import statistics
@@ -85,6 +88,17 @@ class Server:
         with open(f"/proc/{self.process.pid}/stat") as f:
             fields = f.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def parts(self):
+        """Seconds of images by part, and of steps that read prompts; only of Steel."""
+        c = http.client.HTTPConnection("127.0.0.1", self.port)
+        c.request("GET", "/metrics")
+        text = c.getresponse().read().decode()
+        found = re.findall(r'^steel_image_seconds_total\{.*part="(\w+)"\} (\S+)$', text, re.M)
+        found += re.findall(r'^steel_step_seconds_total\{.*kind="(read)"\} (\S+)$', text, re.M)
+        found += [({"steps": "tower_steps"}.get(name, name), v)
+                  for name, v in re.findall(r'^steel_image_(\w+)_total\{model_name="[^"]*"\} (\S+)$', text, re.M)]
+        return {name: float(v) for name, v in found}
 
     def close(self):
         self.process.terminate()
@@ -178,19 +192,27 @@ def main():
         servers.append(Server("llama", [f"{a.llama}/llama-server", "-m", a.model, "--mmproj", a.mmproj, "--parallel",
                                         str(most), *shlex.split(a.llama_args)],
                               {"LD_LIBRARY_PATH": a.llama + ":" + os.environ.get("LD_LIBRARY_PATH", "")}))
-    result, work = {}, {}
+    result, work, marks = {}, {}, {}
     for server in servers:  # the first of each is not measured
         server.stream(picture_body(a.side, next(seeds), 2))
     for n in counts:
         for _ in range(a.rounds):
             for server in servers:
                 bodies, before = [picture_body(a.side, next(seeds), 2) for _ in range(n)], server.cpu()
+                parts = server.parts() if server.name == "steel" else {}
                 times = first_tokens(server, bodies)
                 work.setdefault((n, server.name), []).append((server.cpu() - before) / n)
+                after = server.parts() if parts else {}
+                for name in parts:
+                    marks.setdefault((n, name), []).append((after[name] - parts[name]) / n)
                 result.setdefault(f"ttft {n}", {}).setdefault(server.name, []).append(statistics.mean(times))
         for name, times in result[f"ttft {n}"].items():
             print(f"{name:6} {n:3} of {a.side} x {a.side} at once: {statistics.median(times) * 1e3:9.1f} ms to the first token "
                   f"({' '.join(f'{t * 1e3:.0f}' for t in times)}), {statistics.median(work[n, name]):.2f} CPU s each", flush=True)
+        each = {name: statistics.median(v) for (k, name), v in marks.items() if k == n}
+        print("       parts, ms of each picture: " +
+              ", ".join(f"{name} {v * 1e3:.1f}" for name, v in each.items() if name not in ("views", "tower_steps")) +
+              f"; {each['views'] * n:.0f} views in {each['tower_steps'] * n:.0f} steps", flush=True)
         if len(servers) > 1:
             ratio = [statistics.median(result[f"ttft {n}"][s.name]) for s in servers]
             print(f"       {ratio[1] / ratio[0]:.2f} times llama.cpp's speed")

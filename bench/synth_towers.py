@@ -102,6 +102,7 @@ def tower(new, shape, layers, main, f32, f16):
             for part, n_in, n_out in (*((f"attn_{x}", E, E) for x in ("q", "k", "v", "out")), ("ffn_gate", E, F),
                                       ("ffn_up", E, F), ("ffn_down", F, E)):
                 m.add(f"v.blk.{i}.{part}.weight", [n_in, n_out], main)
+        m.add("v.token_embd.img_break", [out], f32)
         gain("mm.input_norm")
         m.add("mm.patch_merger.weight", [4 * E, E], main)
         m.add("mm.1.weight", [E, out], main)

@@ -12,12 +12,15 @@
 #include <pthread.h>
 
 #include "golden.h"
+#include "backend/backend.h"
 #include "base/buf.h"
 #include "vision/encoder.h"
 
 #include <ctype.h>
 
 enum { IMAGES = 2, MAX_TOKENS = 256, CAP = 1 << 20 };
+static const float NEAR_TIE =
+    2e-3f; /* relative margin of two experts; products in fp16 are off by as much */
 
 static const char *const models[] = {"qwen3_vl",  "qwen3_vl_moe", "qwen3_5",  "qwen3_5_moe",
                                      "gemma3",    "gemma4",       "mistral3", "glm46v",
@@ -243,6 +246,7 @@ static void check_pixels(const struct golden *g, const struct encoder *e)
         assert_true(image_decode(bytes, n, &limits, &m, &err));
         assert_true(patches_make(t, &m, NULL, &p, &err));
         assert_memory_equal(&p.plan, &g->pixels[i].plan, sizeof p.plan);
+        assert_true(patches_cut(&p, &err));
         size_t values = (size_t)(p.n * p.width);
         float std = fmaxf(t->std[0], fmaxf(t->std[1], t->std[2]));
         double most = most_difference(p.values, g->pixels[i].values, values) * (double)std;
@@ -331,7 +335,10 @@ static void check_positions(const struct golden *g)
 }
 
 /* Logits from the features, `chunk` tokens at a time. */
-static double logits_off(const struct golden *g, const struct features *features, int chunk)
+/* Computes the logits of a golden's prompt with these features. gap (n_tokens): the smallest margin of each row's experts, of the
+ * reference alone; or NULL. Returns whether fp16 may choose other experts. */
+static bool run_prompt(const struct golden *g, const struct features *features, int chunk,
+                       struct logits *out, float *gap)
 {
     struct runtime_options opt = {.context = MAX_TOKENS,
                                   .k_type = DT_F32,
@@ -358,10 +365,8 @@ static double logits_off(const struct golden *g, const struct features *features
                                .rope_pos = g->has_pos ? g->pos : NULL,
                                .spans = rt->model->config.sees_both_ways ? g->see : NULL};
     struct kv_seq seq = {0};
-    struct logits out = {.n_tokens = g->want.n_tokens, .n_vocab = g->want.n_vocab};
-    out.rows = mem_zalloc((size_t)out.n_tokens * (size_t)out.n_vocab, sizeof(float));
-    for (int at = 0, n; at < out.n_tokens; at += n) {
-        int left = out.n_tokens - at;
+    for (int at = 0, n; at < out->n_tokens; at += n) {
+        int left = out->n_tokens - at;
         n = rows_whole(&rows, at, left < chunk ? left : chunk);
         struct step_item item = {.seq = &seq,
                                  .tokens = g->want.ids + at,
@@ -370,20 +375,55 @@ static double logits_off(const struct golden *g, const struct features *features
                                  .want = LOGITS_ALL};
         if (!step_run(rt->step, &item, 1, &err))
             fail_msg("%s", err.msg);
-        for (int t = 0; t < item.n_tokens; t++)
+        for (int t = 0; t < item.n_tokens; t++) {
             step_logits(rt->step, item.first_row + t,
-                        out.rows + (size_t)(at + t) * (size_t)out.n_vocab);
+                        out->rows + (size_t)(at + t) * (size_t)out->n_vocab);
+            if (gap)
+                gap[at + t] = backend_ref_gap(rt->be, t);
+        }
     }
     kvcache_release(rt->kv, &seq);
     bool experts = false;
     for (int i = 0; i < rt->model->config.n_layers; i++)
         experts |= rt->model->config.is_moe[i];
     runtime_close(rt);
+    return experts && opt.k_type == DT_F16;
+}
+
+/* Puts the golden's logits in the place of rows in which two experts are nearly equal: fp16 may choose the other one
+ * (bench/notes/correctness.md). The reference says which rows these are. */
+static void leave_out_ties(const struct golden *g, const struct features *features,
+                           struct logits *out)
+{
+    float gap[MAX_TOKENS];
+    struct logits exact = *out;
+    size_t each = (size_t)out->n_vocab;
+    int n = 0;
+    exact.rows = mem_zalloc((size_t)out->n_tokens * each, sizeof(float));
+    setenv("STEEL_ISA", "ref", 1);
+    run_prompt(g, features, MAX_TOKENS, &exact, gap);
+    unsetenv("STEEL_ISA");
+    for (int t = 0; t < out->n_tokens; t++)
+        if (gap[t] < NEAR_TIE) {
+            memcpy(out->rows + (size_t)t * each, g->want.rows + (size_t)t * each,
+                   each * sizeof(float));
+            n++;
+        }
+    print_message("  %d of %d rows are near ties of experts\n", n, out->n_tokens);
+    assert_true(10 * n <= out->n_tokens);
+    mem_free(exact.rows);
+}
+
+static double logits_off(const struct golden *g, const struct features *features, int chunk)
+{
+    struct logits out = {.n_tokens = g->want.n_tokens, .n_vocab = g->want.n_vocab};
+    out.rows = mem_zalloc((size_t)out.n_tokens * (size_t)out.n_vocab, sizeof(float));
+    bool ties = run_prompt(g, features, chunk, &out, NULL);
     double worst, kl = logits_kl_worst(&g->want, &out, &worst);
-    if (opt.k_type == DT_F16 && experts && kl < 5e-3) {
-        /* fp16 turns near ties of experts (bench/notes/correctness.md): one row may have other experts */
+    if (ties && kl > 5e-4) {
         print_message("  KL %.1e, in the row where it is largest %.1e\n", kl, worst);
-        kl -= worst / g->want.n_tokens;
+        leave_out_ties(g, features, &out);
+        kl = logits_kl_worst(&g->want, &out, &worst);
     }
     mem_free(out.rows);
     return kl;
@@ -628,6 +668,50 @@ static void test_callers(void **state)
     golden_clear(&g);
 }
 
+/* A thread that runs steps beside the encoder. */
+struct beside {
+    struct encoder *e;
+    atomic_bool stop;
+};
+
+static void *run_beside(void *arg)
+{
+    struct beside *b = arg;
+    while (!atomic_load(&b->stop))
+        encoder_beside_step(b->e, 1);
+    return NULL;
+}
+
+/* On a GPU a view is encoded in pieces beside another thread's steps, with the same result; also if that thread stops. */
+static void test_pieces(void **state)
+{
+    (void)state;
+    struct golden g;
+    struct features alone[IMAGES], again[IMAGES];
+    struct encoder *e = open_encoder("tests/golden_images/qwen3_vl", DT_NONE);
+    struct beside b = {.e = e};
+    pthread_t thread;
+    golden_read(&g, "tests/golden_images/qwen3_vl", encoder_config(e));
+    encode(&g, e, alone);
+    for (int round = 0; round < 2; round++) {
+        if (!round)
+            assert_int_equal(pthread_create(&thread, NULL, run_beside, &b), 0);
+        encode(&g, e, again); /* in round 1 a step was announced that never ends */
+        atomic_store(&b.stop, true);
+        if (!round)
+            pthread_join(thread, NULL);
+        for (int i = 0; i < IMAGES; i++) {
+            assert_memory_equal(again[i].values, alone[i].values,
+                                (size_t)(alone[i].n * alone[i].width) * sizeof(float));
+            features_free(&again[i]);
+        }
+    }
+    for (int i = 0; i < IMAGES; i++)
+        features_free(&alone[i]);
+    close_encoder(e);
+    golden_clear(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -635,6 +719,7 @@ int main(void)
         cmocka_unit_test(test_larger),    cmocka_unit_test(test_jpeg),
         cmocka_unit_test(test_sizes),     cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_encoder),   cmocka_unit_test(test_callers),
+        cmocka_unit_test(test_pieces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,8 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from gguf_tools import max_difference, mean_kl, read_logits, read_safetensors, write_gguf  # noqa
+import vision_model  # noqa
+from gguf_tools import Gguf, max_difference, mean_kl, read_logits, read_safetensors, write_gguf  # noqa
 
 STEEL = os.path.abspath(os.path.join(sys.argv[1], "steel"))
 GOLDEN = "tests/golden_images"
@@ -220,8 +221,20 @@ def test_convert():
     assert r.returncode and "unknown type 'q9'" in r.stderr
 
 
+def test_row_mark():
+    """The mmproj of Pixtral's kind has the embedding of the token between rows, for llama.cpp."""
+    folder = vision_model.make(os.path.join(WORK, "rows"), f"{GOLDEN}/mistral3", ["[IMG]", "[IMG_BREAK]", "[IMG_END]"])
+    subprocess.run([STEEL, "convert", folder, f"{WORK}/rows.gguf", "--type", "f16", "--pre", "qwen2"], check=True, capture_output=True)
+    dims, kind, data = Gguf(f"{WORK}/mmproj-rows.gguf").tensors["v.token_embd.img_break"]
+    table = read_safetensors(f"{folder}/model.safetensors")["language_model.model.embed_tokens.weight"]
+    at, width = 256 + len(vision_model.MARKS) + 1, table[1][1]
+    row = table[2][2 * width * at:2 * width * (at + 1)]  # BF16
+    assert dims == (width,) and kind == 0 and data[2::4] + data[3::4] == row[::2] + row[1::2] and not any(data[::4])
+
+
 test_mmproj()
 test_convert()
+test_row_mark()
 folder = f"{GOLDEN}/qwen3_vl"
 copy = os.path.join(WORK, "input")
 shutil.copytree(folder, copy)

@@ -280,6 +280,7 @@ def test_steps(_):
                                                                              "required": ["n"], "additionalProperties": False}}}
     want = None
     for model, flags in ((plain, ()), (drafting, ("--draft", "1")), (drafting, ("--draft", "3", "-b", "7")), (plain, ("-b", "16")),
+                         (plain, ("--draft", "3", "--draft-model", drafting)), (drafting, ("--draft-model", plain)),
                          (plain, ("--no-prefix-cache",)), (plain, ("--kv-tokens", "160", "-c", "128"))):
         s = Server(BUILD, *flags, model=model)
         got = [answer(chat(s, b)) for b in ([url(A), text("What is it?")], [text("And"), url(B), url(A)], [url(A), text("What is it?")], "text")]

@@ -21,14 +21,15 @@ def byte_names():
     return [chr(b if b in plain else 256 + rest.index(b)) for b in range(256)]
 
 
-def make(folder, golden="tests/golden_images/qwen3_vl"):
-    n = 256 + len(MARKS)
+def make(folder, golden="tests/golden_images/qwen3_vl", marks=()):
+    marks = [*MARKS, *marks]
+    n = 256 + len(marks)
     os.makedirs(folder, exist_ok=True)
     config = json.load(open(f"{golden}/config.json"))
     config["text_config"].update(vocab_size=n, bos_token_id=None, eos_token_id=258, pad_token_id=256)
     json.dump(config, open(f"{folder}/config.json", "w"))
     tensors = read_safetensors(f"{golden}/model.safetensors")
-    for name in "model.language_model.embed_tokens.weight", "lm_head.weight":
+    for name in [t for t in tensors if t.endswith(("embed_tokens.weight", "lm_head.weight"))]:
         kind, (rows, width), data = tensors[name]
         size, out = len(data) // rows, data
         for i in range(rows, n):
@@ -38,7 +39,7 @@ def make(folder, golden="tests/golden_images/qwen3_vl"):
     write_safetensors(f"{folder}/model.safetensors", tensors)
     shutil.copy(f"{golden}/preprocessor_config.json", folder)
     added = [{"id": 256 + i, "content": m, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-             for i, m in enumerate(MARKS)]
+             for i, m in enumerate(marks)]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     json.dump({"version": "1.0", "added_tokens": added, "normalizer": None, "pre_tokenizer": level, "post_processor": level, "decoder": level,
                "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(byte_names())}, "merges": []}}, open(f"{folder}/tokenizer.json", "w"))

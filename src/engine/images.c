@@ -1,5 +1,6 @@
 /* See images.h. */
 #include "engine/images.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/os.h"
 #include "base/siphash.h"
@@ -15,7 +16,8 @@ enum {
     PIXELS_A_UNIT = 4, /* of the budget */
     CACHE_ENTRIES = 64,
     CACHE_BYTES = 256 << 20,
-    ID_WORDS = 4,
+    PIXEL_BYTES = 256 << 20, /* decoded images that wait for the tower, of all prompts */
+    ID_WORDS = IMAGE_KEYS / 2,
 };
 #define MARK                                                                                       \
     "image" /* then the nonce and the index, all letters and digits: no template changes them */
@@ -35,6 +37,8 @@ struct image_cache {
     uint64_t now;
     size_t bytes;
     uint64_t keys[ID_WORDS][2]; /* secrets of the content ids */
+    size_t pixel_bytes;
+    struct image_times times;
 };
 
 struct item {
@@ -43,6 +47,9 @@ struct item {
     bool low; /* few details are wanted */
     char where[IMAGES_WHERE];
     struct image_plan *plan; /* NULL = not known yet */
+    struct image pixels;     /* kept for the tower; rgb NULL = decode it again */
+    uint8_t id[32];          /* if named */
+    bool named;
     struct seen *seen;
 };
 
@@ -81,6 +88,13 @@ struct image_cache *image_cache_new(void)
     pthread_mutex_init(&c->lock, NULL);
     random_bytes(c->keys, sizeof c->keys);
     return c;
+}
+
+void image_cache_keys(struct image_cache *c, const uint64_t keys[IMAGE_KEYS])
+{
+    pthread_mutex_lock(&c->lock);
+    memcpy(c->keys, keys, sizeof c->keys);
+    pthread_mutex_unlock(&c->lock);
 }
 
 static size_t seen_bytes(const struct seen *s)
@@ -172,6 +186,48 @@ static void cache_add(struct image_cache *c, struct seen *s)
     pthread_mutex_unlock(&c->lock);
 }
 
+static size_t pixel_bytes(const struct image *m)
+{
+    return m->rgb ? (size_t)m->width * (size_t)m->height * 3 : 0;
+}
+
+/* Whether the pixels may be kept until the tower takes them. */
+static bool pixels_fit(struct image_cache *c, const struct image *m)
+{
+    pthread_mutex_lock(&c->lock);
+    bool fits = c->pixel_bytes + pixel_bytes(m) <= PIXEL_BYTES;
+    c->pixel_bytes += fits ? pixel_bytes(m) : 0;
+    pthread_mutex_unlock(&c->lock);
+    return fits;
+}
+
+/* The pixels are not kept any more. */
+static void pixels_leave(struct image_cache *c, const struct image *m)
+{
+    pthread_mutex_lock(&c->lock);
+    c->pixel_bytes -= pixel_bytes(m);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static double seconds_since(int64_t start)
+{
+    return (double)(clock_ns() - start) * 1e-9;
+}
+
+static void add_time(struct image_cache *c, double *part, int64_t start)
+{
+    pthread_mutex_lock(&c->lock);
+    *part += seconds_since(start);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void image_cache_times(struct image_cache *c, struct image_times *out)
+{
+    pthread_mutex_lock(&c->lock);
+    *out = c->times;
+    pthread_mutex_unlock(&c->lock);
+}
+
 /* Images to marks */
 
 struct prompt_images *prompt_images_new(struct engine *e, const struct image_rules *rules)
@@ -199,6 +255,8 @@ void prompt_images_free(struct prompt_images *m)
     for (int i = 0; i < m->n; i++) {
         mem_free(m->items[i].bytes);
         mem_free(m->items[i].plan);
+        pixels_leave(m->cache, &m->items[i].pixels);
+        image_free(&m->items[i].pixels);
         if (m->items[i].seen)
             seen_release(m->items[i].seen);
     }
@@ -213,6 +271,8 @@ void prompt_images_abandon(struct prompt_images *m)
     for (int i = 0; m && i < m->n; i++) {
         m->items[i].bytes = NULL;
         m->items[i].plan = NULL;
+        pixels_leave(m->cache, &m->items[i].pixels);
+        m->items[i].pixels = (struct image){0};
     }
     if (m) {
         m->pos = NULL;
@@ -294,26 +354,71 @@ static const struct tower_config *config_of(const struct prompt_images *m, const
     return item->low ? encoder_low_config(e) : encoder_config(e);
 }
 
-/* Reads the image's size, from which its views and marks follow. */
-static bool measure(struct prompt_images *m, struct item *item, struct error *err)
+/* Names the image by its content, for this salt and these details. */
+static const uint8_t *name_item(const struct prompt_images *m, struct item *item)
 {
-    const struct tower_config *t = config_of(m, item);
+    size_t salt = m->rules.salt ? strlen(m->rules.salt) : 0;
+    struct buf all = {0};
+    if (item->named)
+        return item->id;
+    buf_add(&all, (const char *)&salt, sizeof salt);
+    buf_add(&all, m->rules.salt ? m->rules.salt : "", salt);
+    buf_addc(&all, item->low ? 'l' : 'h');
+    buf_add(&all, item->bytes, item->n);
+    uint64_t h[2] = {siphash(m->cache->keys[0], all.p, all.len),
+                     siphash(m->cache->keys[1], all.p, all.len)};
+    memcpy(item->id, h, sizeof h);
+    for (int i = 2; i < ID_WORDS; i++) { /* the hashes of the content, hashed */
+        uint64_t more = siphash(m->cache->keys[i], h, sizeof h);
+        memcpy(item->id + 8 * i, &more, sizeof more);
+    }
+    buf_clear(&all);
+    item->named = true;
+    return item->id;
+}
+
+static bool decode(struct prompt_images *m, const struct item *item, struct image *out,
+                   struct error *err)
+{
     struct image_limits limits = limits_of(m);
+    int64_t start = clock_ns();
+    if (!image_decode(item->bytes, item->n, &limits, out, err))
+        return false;
+    add_time(m->cache, &m->cache->times.decode, start);
+    return true;
+}
+
+/* Decodes the image; its views and marks follow from its size. The pixels are kept for the tower if there is room. */
+static bool read_image(struct prompt_images *m, struct item *item, struct error *err)
+{
     struct image image;
     struct image_plan plan;
-    if (item->plan)
-        return true;
-    if (!image_decode(item->bytes, item->n, &limits, &image, err))
-        return fail(item, err);
-    bool ok = plan_image(t, image.width, image.height, &plan, err);
+    if (!decode(m, item, &image, err))
+        return false;
     uint64_t pixels = (uint64_t)image.width * (uint64_t)image.height;
-    image_free(&image);
+    bool ok = plan_image(config_of(m, item), image.width, image.height, &plan, err);
     if (ok && !budget_spend(m->rules.budget, pixels / PIXELS_A_UNIT))
         ok = budget_error(m->rules.budget, err);
+    if (!ok || !pixels_fit(m->cache, &image))
+        image_free(&image);
     if (!ok)
-        return fail(item, err);
+        return false;
+    item->pixels = image;
     item->plan = mem_alloc(sizeof plan);
     *item->plan = plan;
+    return true;
+}
+
+/* Sets item->plan. An image whose features are cached is not decoded. */
+static bool measure(struct prompt_images *m, struct item *item, struct error *err)
+{
+    if (item->plan)
+        return true;
+    item->seen = item->seen ? item->seen : cache_find(m->cache, name_item(m, item));
+    if (!item->seen)
+        return read_image(m, item, err) || fail(item, err);
+    item->plan = mem_alloc(sizeof *item->plan);
+    *item->plan = item->seen->features.plan;
     return true;
 }
 
@@ -403,35 +508,21 @@ bool prompt_images_expand(struct prompt_images *m, struct token_list *ids, struc
     return true;
 }
 
-/* The content id of an image for this salt and these details. */
-static void name_item(const struct prompt_images *m, const struct item *item, uint8_t *id)
-{
-    size_t salt = m->rules.salt ? strlen(m->rules.salt) : 0;
-    struct buf all = {0};
-    buf_add(&all, (const char *)&salt, sizeof salt);
-    buf_add(&all, m->rules.salt ? m->rules.salt : "", salt);
-    buf_addc(&all, item->low ? 'l' : 'h');
-    buf_add(&all, item->bytes, item->n);
-    for (int i = 0; i < ID_WORDS; i++) {
-        uint64_t h = siphash(m->cache->keys[i], all.p, all.len);
-        memcpy(id + 8 * i, &h, sizeof h);
-    }
-    buf_clear(&all);
-}
-
-static bool encode(struct prompt_images *m, const struct item *item, struct features *out,
+static bool encode(struct prompt_images *m, struct item *item, struct features *out,
                    struct error *err)
 {
-    struct encoder *encoder = engine_encoder(m->engine);
-    struct image_limits limits = limits_of(m);
-    struct image image = {0};
+    struct image image = item->pixels;
     struct patches patches = {0};
-    bool ok = image_decode(item->bytes, item->n, &limits, &image, err) &&
-              patches_make(config_of(m, item), &image, m->rules.stop, &patches, err);
+    pixels_leave(m->cache, &image);
+    item->pixels = (struct image){0};
+    bool ok = image.rgb || decode(m, item, &image, err);
+    int64_t start = clock_ns();
+    ok = ok && patches_make(config_of(m, item), &image, m->rules.stop, &patches, err);
     image_free(&image);
     if (ok) {
+        add_time(m->cache, &m->cache->times.patches, start);
         struct mem_job *job = mem_job_suspend(); /* for features that outlive it */
-        ok = encoder_run(encoder, &patches, m->rules.stop, out, err);
+        ok = encoder_run(engine_encoder(m->engine), &patches, m->rules.stop, out, err);
         mem_job_resume(job);
     }
     patches_free(&patches);
@@ -442,10 +533,9 @@ static bool encode(struct prompt_images *m, const struct item *item, struct feat
 static bool find_features(struct prompt_images *m, struct item *item, struct error *err)
 {
     struct features features = {0};
-    uint8_t id[32];
     if (item->seen)
         return true;
-    name_item(m, item, id);
+    const uint8_t *id = name_item(m, item);
     item->seen = cache_find(m->cache, id);
     if (item->seen)
         return true;
@@ -454,7 +544,7 @@ static bool find_features(struct prompt_images *m, struct item *item, struct err
     struct mem_job *job = mem_job_suspend();
     item->seen = mem_zalloc(1, sizeof *item->seen);
     *item->seen = (struct seen){.features = features, .refs = 1};
-    memcpy(item->seen->id, id, sizeof id);
+    memcpy(item->seen->id, id, sizeof item->seen->id);
     cache_add(m->cache, item->seen);
     mem_job_resume(job);
     return true;

@@ -4,7 +4,7 @@
  * token for each feature. The features are computed last, when the prompt is known to be valid.
  *
  *  1. Images are given as bytes, as base64 or as data: URLs. Other URLs go to the caller's fetch, if it has one.
- *  2. An image's content id is a keyed hash of its bytes and of a salt. Prompts with different salts share neither features
+ *  2. An image's content id is a keyed hash of its bytes, of its details and of a salt. Prompts with different salts share neither features
  *     nor cached pages.
  *  3. Features run beside the engine's steps, on a backend of their own (vision/encoder.h).
  *
@@ -25,8 +25,17 @@ enum { IMAGES_WHERE = 64 };
 
 /* Features of recent images, by content; one per engine. */
 struct image_cache;
+enum { IMAGE_KEYS = 8 };
 struct image_cache *image_cache_new(void);
+/* Before the first image: the secrets of content ids, in place of this process's own. */
+void image_cache_keys(struct image_cache *c, const uint64_t keys[IMAGE_KEYS]);
 void image_cache_free(struct image_cache *c);
+/* Seconds so far, of all callers. */
+struct image_times {
+    double decode;  /* files become pixels */
+    double patches; /* resizing, normalising, cutting */
+};
+void image_cache_times(struct image_cache *c, struct image_times *out);
 
 struct image_rules {
     int64_t max_pixels;      /* of an image; 0 = IMAGE_DEFAULT_PIXELS */

@@ -43,6 +43,7 @@ bool raster_new(const struct image_source *s, int64_t width, int64_t height, str
     *out = (struct raster){.width = (int)width, .height = (int)height, .rgba = mem_ask(bytes)};
     if (!out->rgba)
         return error_set(s->err, "out of memory: %zu bytes for pixels", bytes);
+    mem_huge_pages(out->rgba, bytes);
     memset(out->rgba, 0, bytes);
     return true;
 }
@@ -64,6 +65,19 @@ static uint8_t over_white(int value, int alpha)
     return (uint8_t)((value * alpha + 255 * (255 - alpha) + 127) / 255);
 }
 
+/* The n pixels of `from` over white. */
+static void drop_alpha(const uint8_t *from, uint8_t *to, size_t n)
+{
+    for (size_t i = 0; i < n; i++, from += 4, to += 3) {
+        if (from[3] == 255) {
+            memcpy(to, from, 3);
+            continue;
+        }
+        for (int c = 0; c < 3; c++)
+            to[c] = over_white(from[c], from[3]);
+    }
+}
+
 static bool make_upright(const struct image_source *s, const struct raster *r, struct image *out)
 {
     bool turned = r->orientation >= 5;
@@ -73,6 +87,11 @@ static bool make_upright(const struct image_source *s, const struct raster *r, s
     if (!to)
         return error_set(s->err, "out of memory: %zu bytes for pixels", bytes);
     *out = (struct image){width, height, to};
+    mem_huge_pages(to, bytes);
+    if (r->orientation <= 1) {
+        drop_alpha(r->rgba, to, (size_t)width * (size_t)height);
+        return true;
+    }
     for (int y = 0; y < height; y++)
         for (int x = 0; x < width; x++, to += 3) {
             const uint8_t *from = pixel_of(r, x, y);

@@ -71,16 +71,25 @@ static uint8_t to_byte(float v)
     return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v + 0.5f);
 }
 
+/* A pixel as floats: its channels, then a value that is not used. */
+typedef float pixel __attribute__((vector_size(16)));
+
+/* The n pixels of a row as floats. */
+static void widen_row(const uint8_t *in, pixel *out, int n)
+{
+    for (int i = 0; i < n; i++, in += 3)
+        out[i] = (pixel){in[0], in[1], in[2], 0};
+}
+
 /* Resizes one input row to `width` pixels. */
-static void resize_row(const struct taps *t, const uint8_t *in, uint8_t *out, int width)
+static void resize_row(const struct taps *t, const pixel *in, uint8_t *out, int width)
 {
     for (int x = 0; x < width; x++, out += 3) {
         const float *w = t->weight + (size_t)x * (size_t)t->most;
-        const uint8_t *p = in + (size_t)t->first[x] * 3;
-        float sum[3] = {0};
-        for (int k = 0; k < t->n[x]; k++, p += 3)
-            for (int c = 0; c < 3; c++)
-                sum[c] += w[k] * p[c];
+        const pixel *p = in + t->first[x];
+        pixel sum = {0};
+        for (int k = 0; k < t->n[x]; k++)
+            sum += w[k] * p[k];
         for (int c = 0; c < 3; c++)
             out[c] = to_byte(sum[c]);
     }
@@ -106,15 +115,28 @@ static bool stopped(const atomic_bool *stop, struct error *err)
     return stop && atomic_load_explicit(stop, memory_order_relaxed) && !error_set(err, "cancelled");
 }
 
+static bool copy_image(const struct image *in, struct image *out, struct error *err)
+{
+    size_t bytes = (size_t)in->width * 3 * (size_t)in->height;
+    *out = (struct image){in->width, in->height, mem_ask(bytes)};
+    if (!out->rgb)
+        return error_set(err, "out of memory: %zu bytes for pixels", bytes);
+    memcpy(out->rgb, in->rgb, bytes);
+    return true;
+}
+
 bool image_resize(const struct image *in, int width, int height, enum image_filter filter,
                   const atomic_bool *stop, struct image *out, struct error *err)
 {
     struct taps across = {0}, down = {0};
     size_t row = (size_t)width * 3, old = (size_t)in->width * 3;
+    if (width == in->width && height == in->height)
+        return copy_image(in, out, err);
     uint8_t *narrow = mem_ask(row * (size_t)in->height + 1);
     float *sum = mem_ask(row * sizeof *sum);
+    pixel *wide = mem_ask((size_t)in->width * sizeof *wide);
     uint8_t *rgb = mem_ask(row * (size_t)height);
-    bool ok = narrow && sum && rgb && taps_init(&across, in->width, width, filter) &&
+    bool ok = narrow && sum && wide && rgb && taps_init(&across, in->width, width, filter) &&
               taps_init(&down, in->height, height, filter);
     if (!ok)
         error_set(err, "out of memory: resizing to %d x %d", width, height);
@@ -123,7 +145,9 @@ bool image_resize(const struct image *in, int width, int height, enum image_filt
         if (width == in->width)
             memcpy(narrow + (size_t)y * row, in->rgb + (size_t)y * old, row);
         else
-            resize_row(&across, in->rgb + (size_t)y * old, narrow + (size_t)y * row, width);
+            widen_row(in->rgb + (size_t)y * old, wide, in->width);
+        if (width != in->width)
+            resize_row(&across, wide, narrow + (size_t)y * row, width);
     }
     for (int y = 0; ok && y < height; y++) {
         ok = !stopped(stop, err);
@@ -135,6 +159,7 @@ bool image_resize(const struct image *in, int width, int height, enum image_filt
     taps_clear(&across);
     taps_clear(&down);
     mem_free(narrow);
+    mem_free(wide);
     mem_free(sum);
     *out = (struct image){width, height, rgb};
     if (!ok)

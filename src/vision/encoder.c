@@ -1,9 +1,11 @@
 /* See encoder.h. */
 #include "vision/encoder.h"
 #include "backend/backend.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/os.h"
 #include "vision/positions.h"
+#include "vision/spare.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -15,10 +17,19 @@ enum {
     LOW_FEATURES = 256,
     BATCH_VIEWS = 32,     /* views per step at most */
     BATCH_PATCHES = 4096, /* patches per step at most, unless a single view has more */
-    POLL_NS = 20000000,   /* between checks for cancelled callers */
+    POLL_NS = 20000000,   /* between checks for cancelled callers; the longest wait for a step */
+    PIECE_NS = 4000000,   /* of a tower's step while no other steps run */
 };
 
 struct step_rows;
+
+/* The features of a step's views, until the last caller has taken its own. */
+struct step_result {
+    atomic_int refs;
+    int n;         /* features */
+    size_t bytes;  /* of values */
+    float *values; /* (n, width) in the step's order */
+};
 
 /* A view to encode. */
 struct encode_job {
@@ -27,6 +38,8 @@ struct encode_job {
     const atomic_bool *stop; /* or NULL */
     bool taken, done, ok;
     struct error err;
+    struct step_result *result; /* if ok; the caller's reference */
+    int first;                  /* feature of the result */
 };
 
 /* One of the tower's networks (tower_part). */
@@ -55,12 +68,22 @@ struct encoder {
     int32_t q_start[BATCH_VIEWS + 1], kv_len[BATCH_VIEWS], *pages;
     const float **rows; /* (max_tokens) */
     bool batches;       /* several views share a step */
+    bool pieces;        /* steps run in pieces (encoder_beside_step) */
+    /* of the piece that runs */
+    struct part *now;
+    int n_layers, most_layers; /* enqueued, until the piece ends */
+    int64_t piece_start;
+
+    _Atomic uint32_t n_beside; /* steps of the other thread */
+    _Atomic int64_t decode_ns; /* encoder_beside_step */
+    atomic_bool waits_for_step;
 
     pthread_t thread;
     bool started;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     struct encode_job *queue; /* the oldest first */
+    struct encoder_times times;
     bool closing;
 };
 
@@ -135,6 +158,7 @@ static bool open_part(struct encoder *e, struct part *p, const struct part *befo
     if (!before) {
         /* On a CPU a step of one image is as fast per patch, and equal images have equal features. */
         e->batches = p->be->own_memory && !opt->backend.deterministic;
+        e->pieces = p->be->own_memory;
         e->bounds = bounds_of(e, opt->kv_type);
     }
     p->bounds = e->bounds;
@@ -246,17 +270,17 @@ struct step_rows {
     struct row_order order;
     int n;
     float *values;      /* (n, patch values + E) */
+    size_t bytes;       /* of values */
     const float **rows; /* (n) */
     int32_t *rope_pos;  /* (n, 3) */
-    float *features;    /* (order.n_features, width) in the step's order */
 };
 
-static void fill_rows(struct step_rows *r, const struct encoder *e, const struct view *v,
-                      const float *patches)
+static void fill_rows(struct step_rows *r, const struct encoder *e, const struct patches *p,
+                      int view)
 {
     size_t D = (size_t)tower_patch_values(&e->tower), E = (size_t)e->config.n_embd;
     struct position_axes axes;
-    positions_begin(&e->tower, v, &axes);
+    positions_begin(&e->tower, &p->plan.views[view], &axes);
     for (int i = 0; i < r->n; i++) {
         float *to = r->values + (size_t)i * (D + E);
         int32_t *pos = r->rope_pos + (ptrdiff_t)3 * i;
@@ -269,38 +293,37 @@ static void fill_rows(struct step_rows *r, const struct encoder *e, const struct
         }
         pos[1] = r->order.row[i];
         pos[2] = r->order.col[i];
-        memcpy(to, patches + (size_t)(pos[1] * v->cols + pos[2]) * D, D * sizeof *to);
+        patches_row(p, view, pos[1], pos[2], to);
         positions_at(&e->tower, &e->positions, &axes, pos[1], pos[2], to + D);
     }
     positions_end(&axes);
 }
 
-static bool rows_init(struct step_rows *r, const struct encoder *e, const struct view *v,
-                      const float *patches, int width, struct error *err)
+static bool rows_init(struct step_rows *r, const struct encoder *e, const struct patches *p,
+                      int view, struct error *err)
 {
     const struct tower_config *t = &e->tower;
+    const struct view *v = &p->plan.views[view];
     *r = (struct step_rows){.n = v->rows * v->cols + t->class_token};
     size_t n = (size_t)r->n, each = (size_t)tower_patch_values(t) + (size_t)e->config.n_embd;
-    size_t bytes = n * each * sizeof(float),
-           features = (size_t)plan_view_features(t, v) * (size_t)width * sizeof(float);
+    size_t bytes = n * each * sizeof(float);
     bool ok = order_init(&r->order, t, v);
-    r->values = mem_ask(bytes);
+    r->bytes = bytes;
+    r->values = spare_take(bytes);
     r->rows = mem_ask(n * sizeof *r->rows);
     r->rope_pos = mem_ask(3 * n * sizeof *r->rope_pos);
-    r->features = mem_ask(features);
-    if (!ok || !r->values || !r->rows || !r->rope_pos || !r->features)
-        return error_set(err, "out of memory: %zu bytes for an image's patches", bytes + features);
-    fill_rows(r, e, v, patches);
+    if (!ok || !r->values || !r->rows || !r->rope_pos)
+        return error_set(err, "out of memory: %zu bytes for an image's patches", bytes);
+    fill_rows(r, e, p, view);
     return true;
 }
 
 static void rows_clear(struct step_rows *r)
 {
     order_clear(&r->order);
-    mem_free(r->values);
+    spare_give(r->values, r->bytes);
     mem_free((void *)(uintptr_t)r->rows);
     mem_free(r->rope_pos);
-    mem_free(r->features);
 }
 
 /* The encoder's thread */
@@ -337,31 +360,125 @@ static void add_view(struct encoder *e, struct batch *b, const struct step_rows 
     add_sequence(e, b, r->n, page);
 }
 
-/* Runs one network over the rows of the batch. Returns its features (features, p->width), NULL with err. */
-static float *run_network(struct part *p, struct batch *b, int features, const atomic_bool *stop,
-                          struct error *err)
+static struct step_result *result_new(int n, int width, int refs, struct error *err)
 {
-    size_t bytes = (size_t)features * (size_t)p->width * sizeof(float);
-    float *all = mem_ask(bytes);
-    if (!all) {
-        error_set(err, "out of memory: %zu bytes for images' features", bytes);
+    struct step_result *r = mem_zalloc(1, sizeof *r);
+    *r = (struct step_result){.refs = refs, .n = n};
+    r->bytes = (size_t)n * (size_t)width * sizeof(float);
+    r->values = spare_take(r->bytes);
+    if (r->values)
+        return r;
+    error_set(err, "out of memory: %zu bytes for images' features", r->bytes);
+    mem_free(r);
+    return NULL;
+}
+
+static void result_release(struct step_result *r)
+{
+    if (!r || atomic_fetch_sub(&r->refs, 1) > 1)
+        return;
+    spare_give(r->values, r->bytes);
+    mem_free(r);
+}
+
+static double seconds_since(int64_t start)
+{
+    return (double)(clock_ns() - start) * 1e-9;
+}
+
+static struct timespec poll_time(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += POLL_NS;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    return t;
+}
+
+/* Pieces of a step: kernels of a lower priority still delay others by the blocks that run. */
+
+/* Waits until a step has ended beside the encoder, if some are running. */
+static void await_step(struct encoder *e)
+{
+    uint32_t seen = atomic_load(&e->n_beside);
+    struct timespec until;
+    pthread_mutex_lock(&e->lock);
+    atomic_store(&e->waits_for_step, true);
+    until = poll_time();
+    while (!e->closing && atomic_load(&e->decode_ns) && atomic_load(&e->n_beside) == seen &&
+           pthread_cond_timedwait(&e->changed, &e->lock, &until) == 0)
+        ;
+    atomic_store(&e->waits_for_step, false);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void begin_piece(struct encoder *e, int most_layers)
+{
+    e->n_layers = 0;
+    e->most_layers = most_layers;
+    e->piece_start = clock_ns();
+}
+
+/* Ends the piece after enough layers. How many are enough follows from the time that the last piece took. */
+static void after_layer(void *arg)
+{
+    struct encoder *e = arg;
+    const struct backend *be = e->now->be;
+    char end[4];
+    if (++e->n_layers < e->most_layers)
+        return;
+    be->ops->copy_out(e->now->be, end, e->now->kv.k, sizeof end); /* the layers are computed */
+    int64_t layer = (clock_ns() - e->piece_start) / e->n_layers + 1;
+    int64_t decode = atomic_load(&e->decode_ns), piece = decode ? decode / 2 : PIECE_NS;
+    if (decode)
+        await_step(e);
+    begin_piece(e, piece > layer ? (int)(piece / layer) : 1);
+}
+
+void encoder_beside_step(struct encoder *e, int64_t decode_ns)
+{
+    atomic_store(&e->decode_ns, decode_ns);
+    atomic_fetch_add(&e->n_beside, 1);
+    if (!atomic_load(&e->waits_for_step))
+        return;
+    pthread_mutex_lock(&e->lock);
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Runs one network over the rows of the batch. Returns its features (features, p->width) with `refs` references, NULL with
+ * err. *fetch += seconds in which the features were copied from the device. */
+static struct step_result *run_network(struct encoder *e, struct part *p, struct batch *b,
+                                       int features, int refs, const atomic_bool *stop,
+                                       double *fetch, struct error *err)
+{
+    struct step_result *all = result_new(features, p->width, refs, err);
+    if (!all)
         return NULL;
-    }
     b->n_embeds = b->n_tokens;
     b->kv = p->layers;
     p->model->stop = stop;
+    p->model->after_layer = e->pieces ? after_layer : NULL;
+    p->model->after_layer_arg = e;
+    e->now = p;
+    begin_piece(e, 1);
     forward(p->model, b, 0);
     p->model->stop = NULL;
     if (p->be->ops->end(p->be, NULL, err)) {
-        p->be->ops->tower->features(p->be, features, all);
+        int64_t start = clock_ns();
+        p->be->ops->tower->features(p->be, features, all->values);
+        *fetch += seconds_since(start);
         return all;
     }
-    mem_free(all);
+    atomic_store(&all->refs, 1);
+    result_release(all);
     return NULL;
 }
 
 /* Runs one step for n jobs. If it fails, all of them fail. */
-static bool run_step(struct encoder *e, struct encode_job *const *jobs, int n, struct error *err)
+static struct step_result *run_step(struct encoder *e, struct encode_job *const *jobs, int n,
+                                    double *fetch, struct error *err)
 {
     struct batch b = {.max_pages = e->bounds.max_pages,
                       .tokens = e->index, /* no vocabulary: embeds[i] */
@@ -375,30 +492,27 @@ static bool run_step(struct encoder *e, struct encode_job *const *jobs, int n, s
                       .pages = e->pages,
                       .out_rows = e->index};
     const atomic_bool *stop = n > 1 ? NULL : jobs[0]->stop;
-    int page = 0, features = 0, at = 0;
+    int page = 0, features = 0;
     for (int i = 0; i < n; i++) {
         add_view(e, &b, jobs[i]->rows, &page);
+        jobs[i]->first = features;
         features += jobs[i]->rows->order.n_features;
     }
-    int rows = e->n_parts > 1 ? b.n_tokens / e->parts[0].joined : features;
-    float *all = run_network(&e->parts[0], &b, rows, stop, err), *joined = NULL;
-    if (all && e->n_parts > 1) {
-        joined = all;
-        b.n_tokens = b.n_seqs = page = 0;
-        b.spans = NULL;
-        for (int i = 0; i < n; i++)
-            add_sequence(e, &b, jobs[i]->rows->n / e->parts[0].joined, &page);
-        for (int i = 0; i < rows; i++)
-            e->rows[i] = joined + (size_t)i * (size_t)e->parts[0].width;
-        all = run_network(&e->parts[1], &b, features, stop, err);
-    }
-    size_t width = (size_t)e->width;
-    for (int i = 0; all && i < n; at += jobs[i++]->rows->order.n_features)
-        memcpy(jobs[i]->rows->features, all + (size_t)at * width,
-               (size_t)jobs[i]->rows->order.n_features * width * sizeof(float));
-    mem_free(joined);
-    mem_free(all);
-    return all != NULL;
+    if (e->n_parts == 1)
+        return run_network(e, &e->parts[0], &b, features, n, stop, fetch, err);
+    int rows = b.n_tokens / e->parts[0].joined;
+    struct step_result *joined = run_network(e, &e->parts[0], &b, rows, 1, stop, fetch, err);
+    if (!joined)
+        return NULL;
+    b.n_tokens = b.n_seqs = page = 0;
+    b.spans = NULL;
+    for (int i = 0; i < n; i++)
+        add_sequence(e, &b, jobs[i]->rows->n / e->parts[0].joined, &page);
+    for (int i = 0; i < rows; i++)
+        e->rows[i] = joined->values + (size_t)i * (size_t)e->parts[0].width;
+    struct step_result *all = run_network(e, &e->parts[1], &b, features, n, stop, fetch, err);
+    result_release(joined);
+    return all;
 }
 
 static bool is_stopped(const struct encode_job *j)
@@ -432,10 +546,17 @@ static void serve(struct encoder *e)
             continue;
         }
         pthread_mutex_unlock(&e->lock);
-        bool ok = run_step(e, jobs, n, &err);
+        int64_t start = clock_ns();
+        double fetch = 0;
+        struct step_result *all = run_step(e, jobs, n, &fetch, &err);
         pthread_mutex_lock(&e->lock);
+        e->times.n_steps++;
+        e->times.n_views += (uint64_t)n;
+        e->times.steps += seconds_since(start) - fetch;
+        e->times.fetch += fetch;
         for (int i = 0; i < n; i++) {
-            jobs[i]->ok = ok;
+            jobs[i]->ok = all != NULL;
+            jobs[i]->result = all;
             jobs[i]->err = err;
             jobs[i]->done = true; /* its caller may free it */
         }
@@ -470,15 +591,11 @@ static bool run_jobs(struct encoder *e, struct encode_job *jobs, int n, struct e
         add_job(e, &jobs[i]);
     for (int i = 0; i < n; i++)
         while (!jobs[i].done) {
-            struct timespec until;
             if (is_stopped(&jobs[i]) && !jobs[i].taken) {
                 drop_job(e, &jobs[i]);
                 break;
             }
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_nsec += POLL_NS;
-            until.tv_sec += until.tv_nsec / 1000000000;
-            until.tv_nsec %= 1000000000;
+            struct timespec until = poll_time();
             pthread_cond_timedwait(&e->changed, &e->lock, &until);
         }
     pthread_mutex_unlock(&e->lock);
@@ -508,6 +625,8 @@ static void *encoder_main(void *arg)
     os_name_thread("images");
     os_background();
     bool ok = open_all(e, o->f, o->opt, &o->err);
+    if (e->pieces)
+        spare_keep();
     pthread_mutex_lock(&e->lock);
     o->ok = ok;
     o->done = true; /* o is gone when the lock is free */
@@ -550,6 +669,8 @@ void encoder_close(struct encoder *e)
     pthread_mutex_unlock(&e->lock);
     if (e->started)
         pthread_join(e->thread, NULL);
+    if (e->pieces)
+        spare_drop();
     for (int i = 0; i < 2; i++)
         close_part(&e->parts[i]);
     pthread_cond_destroy(&e->changed);
@@ -566,18 +687,71 @@ void encoder_close(struct encoder *e)
 static bool make_jobs(struct encoder *e, const struct patches *p, const atomic_bool *stop,
                       struct encode_job *jobs, struct step_rows *rows, struct error *err)
 {
-    const float *patches = p->values;
     for (int i = 0; i < p->plan.n_views; i++) {
-        const struct view *v = &p->plan.views[i];
-        int n = v->rows * v->cols;
+        int n = p->plan.views[i].rows * p->plan.views[i].cols;
         if (n + e->tower.class_token > e->bounds.max_tokens)
             return error_set(err, "an image of %d patches; at most %d", n, e->bounds.max_tokens);
-        if (!rows_init(&rows[i], e, v, patches, e->width, err))
+        if (!rows_init(&rows[i], e, p, i, err))
             return false;
         jobs[i] = (struct encode_job){.rows = &rows[i], .stop = stop};
-        patches += (size_t)n * (size_t)p->width;
     }
     return true;
+}
+
+/* Copies a view's features into the order of the view. */
+static void take_features(const struct encode_job *j, size_t width, float *to)
+{
+    const struct row_order *o = &j->rows->order;
+    const float *from = j->result->values + (size_t)j->first * width;
+    for (int k = 0, run; k < o->n_features; k += run) {
+        for (run = 1; k + run < o->n_features && o->feature[k + run] == o->feature[k] + run; run++)
+            ;
+        memcpy(to + (size_t)o->feature[k] * width, from + (size_t)k * width,
+               (size_t)run * width * sizeof *to);
+    }
+}
+
+/* Takes the memory of the result itself, if it has this view alone in its order. */
+static bool take_result(const struct encode_job *j, struct features *out)
+{
+    const struct row_order *o = &j->rows->order;
+    bool ordered = j->result->n == out->n && atomic_load(&j->result->refs) == 1;
+    for (int k = 0; ordered && k < o->n_features; k++)
+        ordered = o->feature[k] == k;
+    if (!ordered)
+        return false;
+    out->values = j->result->values;
+    j->result->values = NULL;
+    return true;
+}
+
+static bool take_all(const struct encode_job *jobs, int n, struct features *out, struct error *err)
+{
+    size_t width = (size_t)out->width, bytes = (size_t)out->n * width * sizeof(float);
+    if (n == 1 && take_result(&jobs[0], out))
+        return true;
+    float *to = out->values = spare_take(bytes);
+    if (!to)
+        return error_set(err, "out of memory: %zu bytes for an image's features", bytes);
+    for (int i = 0; i < n; i++, to += (size_t)jobs[i - 1].rows->order.n_features * width)
+        take_features(&jobs[i], width, to);
+    return true;
+}
+
+static void add_times(struct encoder *e, int64_t start, int64_t made, int64_t ran)
+{
+    pthread_mutex_lock(&e->lock);
+    e->times.rows += (double)(made - start) * 1e-9;
+    e->times.waiting += (double)(ran - made) * 1e-9;
+    e->times.copy += seconds_since(ran);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void encoder_times(struct encoder *e, struct encoder_times *out)
+{
+    pthread_mutex_lock(&e->lock);
+    *out = e->times;
+    pthread_mutex_unlock(&e->lock);
 }
 
 bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *stop,
@@ -586,21 +760,19 @@ bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *
     int n = p->plan.n_views;
     *out = (struct features){
         .plan = p->plan, .n = plan_features(&e->tower, &p->plan), .width = e->width};
-    size_t width = (size_t)e->width, bytes = (size_t)out->n * width * sizeof(float);
     CHECK(p->width == tower_patch_values(&e->tower), "patches of %d values", p->width);
     struct encode_job *jobs = mem_zalloc((size_t)n, sizeof *jobs);
     struct step_rows *rows = mem_zalloc((size_t)n, sizeof *rows);
-    out->values = mem_ask(bytes);
-    bool ok = (out->values ||
-               error_set(err, "out of memory: %zu bytes for an image's features", bytes)) &&
-              make_jobs(e, p, stop, jobs, rows, err) && run_jobs(e, jobs, n, err);
-    float *to = out->values;
+    int64_t start = clock_ns();
+    bool ok = make_jobs(e, p, stop, jobs, rows, err);
+    int64_t made = clock_ns();
+    ok = ok && run_jobs(e, jobs, n, err);
+    int64_t ran = clock_ns();
+    ok = ok && take_all(jobs, n, out, err);
+    if (ok)
+        add_times(e, start, made, ran);
     for (int i = 0; i < n; i++) {
-        const struct step_rows *r = &rows[i];
-        for (int k = 0; ok && k < r->order.n_features; k++)
-            memcpy(to + (size_t)r->order.feature[k] * width, r->features + (size_t)k * width,
-                   width * sizeof *to);
-        to += (size_t)r->order.n_features * width;
+        result_release(jobs[i].result);
         rows_clear(&rows[i]);
     }
     mem_free(jobs);
@@ -612,7 +784,7 @@ bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *
 
 void features_free(struct features *f)
 {
-    mem_free(f->values);
+    spare_give(f->values, (size_t)f->n * (size_t)f->width * sizeof *f->values);
     *f = (struct features){0};
 }
 

@@ -4,7 +4,8 @@
  *
  *  1. Steps run on the encoder's own thread, in the background: it and its backend's threads yield to the engine's. A
  *     view of an image is one sequence. On a GPU views of several callers share a step; on a CPU, or with
- *     `deterministic`, each view has a step of its own. Views wait in order. Cancelled views leave the queue.
+ *     `deterministic`, each view has a step of its own. Views wait in order. Cancelled views leave the queue. On a GPU
+ *     the tower's kernels have a lower priority than the engine's (backend_options.background).
  *  2. All layers share the memory of one layer's keys and values: no layer reads another's.
  *  3. Equal patches give equal features, whatever ran before; on a GPU up to rounding, if views share steps.
  */
@@ -31,6 +32,16 @@ struct features {
     float *values; /* (n, width): the last layer's, then each deepstack level's */
 };
 
+/* Seconds so far. The parts of a caller may overlap those of others. */
+struct encoder_times {
+    uint64_t n_views, n_steps;
+    double rows;    /* callers: patches and positions become rows */
+    double waiting; /* callers: until their features are there */
+    double steps;   /* the encoder's thread: the tower, and */
+    double fetch;   /* its features, copied from the device */
+    double copy;    /* callers: features in their order */
+};
+
 struct encoder *encoder_open(const struct tensorfile *f, const struct encoder_options *opt,
                              struct error *err);
 void encoder_close(struct encoder *e);
@@ -39,7 +50,12 @@ const struct tower_config *encoder_config(const struct encoder *e);
 /* The same for images of which few details are wanted: at most 256 features, where the family has a choice. */
 const struct tower_config *encoder_low_config(const struct encoder *e);
 const struct model *encoder_model(const struct encoder *e);
+void encoder_times(struct encoder *e, struct encoder_times *out);
 int encoder_max_patches(const struct encoder *e); /* of a view */
+
+/* From the thread whose steps the encoder runs beside, after each of them. decode_ns: the time of a step that only decodes; 0 =
+ * nobody waits for one now. On a GPU the tower then runs at most one piece of half that time beside each step. */
+void encoder_beside_step(struct encoder *e, int64_t decode_ns);
 
 /* From any thread. stop: true ends it early with an error; NULL = never. */
 bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *stop,

@@ -69,7 +69,10 @@ struct tower_family {
     /* Writes an image's marks, one `feature` for each run of features. NULL: begin, feature, end. */
     void (*text)(const struct tower_config *t, const struct image_plan *p, int index,
                  struct buf *out);
-    bool row_runs;     /* each row of features is a run */
+    bool row_runs; /* each row of features is a run */
+    /* The token between those rows. llama.cpp's mmproj files have its embedding, since it reads the rows of an image as one
+     * run. NULL = none */
+    const char *row_mark;
     bool square_table; /* a GGUF's table of positions has a dim for each axis */
     bool wide_layers;  /* feed_forward_length of a GGUF is the merger's (tower_config.n_hidden) */
     /* For `convert`: keys that only this family has; NULL = none. */

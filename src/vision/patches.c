@@ -5,15 +5,24 @@
 
 #include <string.h>
 
-static bool patches_new(const struct tower_config *t, const struct image_plan *plan,
-                        struct patches *out, struct error *err)
+/* The value of each byte of a channel. */
+struct byte_values {
+    float of[3][256];
+};
+
+static void patches_init(const struct tower_config *t, const struct image_plan *plan,
+                         struct patches *out)
 {
-    *out = (struct patches){.plan = *plan, .width = tower_patch_values(t)};
+    *out = (struct patches){.tower = t, .plan = *plan, .width = tower_patch_values(t)};
     for (int i = 0; i < plan->n_views; i++)
         out->n += plan->views[i].rows * plan->views[i].cols;
-    size_t bytes = (size_t)out->n * (size_t)out->width * sizeof(float);
-    out->values = mem_ask(bytes);
-    return out->values || error_set(err, "out of memory: %zu bytes for an image's patches", bytes);
+}
+
+static bool make_values(struct patches *p, struct error *err)
+{
+    size_t bytes = (size_t)p->n * (size_t)p->width * sizeof(float);
+    p->values = mem_ask(bytes);
+    return p->values || error_set(err, "out of memory: %zu bytes for an image's patches", bytes);
 }
 
 /* The index of channel c's value at (row, column) in a patch. Frames follow each other. */
@@ -24,22 +33,36 @@ static size_t place_in_patch(const struct tower_config *t, int c, int row, int c
                                      : (c * t->frames * P + row) * P + col);
 }
 
-/* One patch: the image's pixels at (x, y). */
-static void cut_patch(const struct tower_config *t, const struct image *m, int x, int y, float *to)
+static void byte_values_init(struct byte_values *v, const struct tower_config *t)
 {
-    int P = t->patch;
-    CHECK(m->rgb, "an image without pixels");
     for (int c = 0; c < 3; c++)
-        for (int r = 0; r < P; r++)
-            for (int k = 0; k < P; k++) {
-                bool in = x + k < m->width && y + r < m->height;
-                float v = in ? m->rgb[((size_t)(y + r) * (size_t)m->width + (size_t)(x + k)) * 3 +
-                                      (size_t)c]
-                             : 0;
-                v = (v - t->mean[c] * 255) / (t->std[c] * 255);
-                for (int f = 0; f < t->frames; f++)
-                    to[place_in_patch(t, c, r, k) + (size_t)(f * P * P)] = v;
-            }
+        for (int i = 0; i < 256; i++)
+            v->of[c][i] = ((float)i - t->mean[c] * 255) / (t->std[c] * 255);
+}
+
+/* One patch: the image's pixels at (x, y), 0 where it ends. */
+static void cut_patch(const struct tower_config *t, const struct byte_values *values,
+                      const struct image *m, int x, int y, float *to)
+{
+    int P = t->patch, n = m->width - x < P ? m->width - x : P;
+    size_t frame = (size_t)P * (size_t)P;
+    CHECK(m->rgb, "an image without pixels");
+    for (int r = 0; r < P; r++) {
+        bool in = y + r < m->height && n > 0;
+        const uint8_t *row =
+            in ? m->rgb + ((size_t)(y + r) * (size_t)m->width + (size_t)x) * 3 : NULL;
+        for (int c = 0; c < 3; c++) {
+            const float *of = values->of[c];
+            float *at = to + place_in_patch(t, c, r, 0);
+            size_t step = t->channels_last ? 3 : 1;
+            for (int k = 0; k < P; k++)
+                at[(size_t)k * step] = of[in && k < n ? row[3 * k + c] : 0];
+        }
+    }
+    for (int c = 0; c < 3 && t->frames > 1; c++) /* channels_last has one frame */
+        for (int f = 1; f < t->frames; f++)
+            memcpy(to + place_in_patch(t, c, 0, 0) + (size_t)f * frame,
+                   to + place_in_patch(t, c, 0, 0), frame * sizeof *to);
 }
 
 static bool resize_all(const struct tower_config *t, const struct image *m,
@@ -58,25 +81,52 @@ static bool resize_all(const struct tower_config *t, const struct image *m,
 bool patches_make(const struct tower_config *t, const struct image *m, const atomic_bool *stop,
                   struct patches *out, struct error *err)
 {
-    struct image sizes[PLAN_MAX_SIZES] = {0};
     struct image_plan plan;
     *out = (struct patches){0};
-    bool ok = plan_image(t, m->width, m->height, &plan, err) &&
-              resize_all(t, m, &plan, stop, sizes, err) && patches_new(t, &plan, out, err);
-    float *to = out->values;
-    for (int i = 0; ok && i < plan.n_views; i++) {
-        const struct view *v = &plan.views[i];
-        for (int p = 0; p < v->rows * v->cols; p++, to += out->width)
-            cut_patch(t, &sizes[v->size], v->x + p % v->cols * t->patch,
-                      v->y + p / v->cols * t->patch, to);
+    if (!plan_image(t, m->width, m->height, &plan, err))
+        return false;
+    patches_init(t, &plan, out);
+    out->bytes = mem_alloc(sizeof *out->bytes);
+    byte_values_init(out->bytes, t);
+    return resize_all(t, m, &plan, stop, out->sizes, err);
+}
+
+void patches_row(const struct patches *p, int view, int row, int col, float *to)
+{
+    const struct view *v = &p->plan.views[view];
+    if (!p->values) {
+        cut_patch(p->tower, p->bytes, &p->sizes[v->size], v->x + col * p->tower->patch,
+                  v->y + row * p->tower->patch, to);
+        return;
     }
-    for (int i = 0; i < PLAN_MAX_SIZES; i++)
-        image_free(&sizes[i]);
-    return ok;
+    size_t at = (size_t)(row * v->cols + col);
+    for (int i = 0; i < view; i++)
+        at += (size_t)p->plan.views[i].rows * (size_t)p->plan.views[i].cols;
+    memcpy(to, p->values + at * (size_t)p->width, (size_t)p->width * sizeof *to);
+}
+
+bool patches_cut(struct patches *p, struct error *err)
+{
+    float *values = NULL;
+    struct patches cut = *p;
+    if (p->values)
+        return true;
+    if (!make_values(&cut, err))
+        return false;
+    values = cut.values;
+    for (int i = 0; i < p->plan.n_views; i++)
+        for (int r = 0; r < p->plan.views[i].rows; r++)
+            for (int c = 0; c < p->plan.views[i].cols; c++, values += p->width)
+                patches_row(p, i, r, c, values);
+    p->values = cut.values;
+    return true;
 }
 
 void patches_free(struct patches *p)
 {
+    for (int i = 0; i < PLAN_MAX_SIZES; i++)
+        image_free(&p->sizes[i]);
+    mem_free(p->bytes);
     mem_free(p->values);
     *p = (struct patches){0};
 }
@@ -131,7 +181,8 @@ bool patches_take(const struct tower_config *t, const struct image_plan *plan,
 {
     const int *d = r->dims;
     int last = r->n_dims - 1, P = t->patch, width = tower_patch_values(t), views = plan->n_views;
-    if (!patches_new(t, plan, out, NULL))
+    patches_init(t, plan, out);
+    if (!make_values(out, NULL))
         return false;
     float *to = out->values;
     if (r->n_dims == 2 && d[1] == width && out->n <= d[0] - r->at) {

@@ -4,15 +4,25 @@
 
 #include "vision/image_plan.h"
 
+struct byte_values;
 struct patches {
+    const struct tower_config *tower;
     struct image_plan plan;
-    int width;     /* tower_patch_values */
-    int n;         /* of all views */
-    float *values; /* (n, width) view by view, each row by row */
+    int width; /* tower_patch_values */
+    int n;     /* of all views */
+    float *
+        values; /* (n, width) view by view, each row by row; NULL = they are cut from the images below */
+    struct image sizes[PLAN_MAX_SIZES]; /* resized */
+    struct byte_values *bytes;          /* of normalised channels */
 };
 
+/* The resized image. patches_row cuts and normalises. */
 bool patches_make(const struct tower_config *t, const struct image *m, const atomic_bool *stop,
                   struct patches *out, struct error *err);
+/* to (width) = the patch at (row, col) of a view. */
+void patches_row(const struct patches *p, int view, int row, int col, float *to);
+/* Sets p->values. */
+bool patches_cut(struct patches *p, struct error *err);
 void patches_free(struct patches *p);
 
 /* Pixels written by another program's image processor, for comparison: one tensor for all images. */

@@ -232,13 +232,15 @@ static bool limit_longest(struct tower_config *t, int n)
     return true;
 }
 
+#define PIXTRAL_BREAK "[IMG_BREAK]"
+
 static void text_pixtral(const struct tower_config *t, const struct image_plan *p, int index,
                          struct buf *out)
 {
     int n = plan_n_runs(t, p);
     (void)index;
     for (int i = 0; i < n; i++)
-        buf_addf(out, "%s%s", t->family->feature, i + 1 < n ? "[IMG_BREAK]" : "[IMG_END]");
+        buf_addf(out, "%s%s", t->family->feature, i + 1 < n ? PIXTRAL_BREAK : "[IMG_END]");
 }
 
 static void write_pixtral(const struct config *c, struct gguf_writer *w)
@@ -288,6 +290,7 @@ const struct tower_family tower_pixtral = {
     .pairs = {ROTARY_ADJACENT, ROTARY_PLAIN},
     .feature = "[IMG]",
     .row_runs = true,
+    .row_mark = PIXTRAL_BREAK,
     .defaults = defaults_pixtral,
     .read = read_pixtral,
     .read_pixels = read_longest,

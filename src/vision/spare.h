@@ -1,0 +1,18 @@
+/*
+ * Large blocks of memory that are used again. Images take tens of megabytes for moments; the kernel needs as long to clear
+ * new pages as the work in them takes. Only while somebody wants them kept (a GPU's tower), and 256 MB at most.
+ * Thread-safe.
+ */
+#ifndef STEEL_VISION_SPARE_H
+#define STEEL_VISION_SPARE_H
+
+#include <stddef.h>
+
+/* Blocks that are given back are kept between the first call of spare_keep and the last one of spare_drop. */
+void spare_keep(void);
+void spare_drop(void);
+
+void *spare_take(size_t bytes); /* contents undefined; NULL if out of memory */
+void spare_give(void *p, size_t bytes);
+
+#endif
