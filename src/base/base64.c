@@ -2,28 +2,46 @@
 #include "base/base64.h"
 
 #include <stdint.h>
+#include <string.h>
+
+/* The value of a digit; -1 = none. */
+static int digit_value(int c)
+{
+    return c >= 'A' && c <= 'Z'   ? c - 'A'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 26
+           : c >= '0' && c <= '9' ? c - '0' + 52
+           : c == '+'             ? 62
+           : c == '/'             ? 63
+                                  : -1;
+}
 
 bool base64_decode(const char *s, size_t n, struct buf *out)
 {
+    int8_t value[256];
+    char bytes[3 * 256]; /* those of the last digits */
+    const uint8_t *p = (const uint8_t *)s, *end = memchr(s, '=', n);
+    size_t at = 0;
     uint32_t acc = 0;
     int bits = 0;
-    for (size_t i = 0; i < n && s[i] != '='; i++) {
-        char c = s[i];
-        int v = c >= 'A' && c <= 'Z'   ? c - 'A'
-                : c >= 'a' && c <= 'z' ? c - 'a' + 26
-                : c >= '0' && c <= '9' ? c - '0' + 52
-                : c == '+'             ? 62
-                : c == '/'             ? 63
-                                       : -1;
+    for (int c = 0; c < 256; c++)
+        value[c] = (int8_t)digit_value(c);
+    end = end ? end : p + n;
+    while (p < end) {
+        int v = value[*p++];
         if (v < 0)
             return false;
         acc = acc << 6 | (uint32_t)v;
         bits += 6;
-        if (bits >= 8) {
-            bits -= 8;
-            buf_addc(out, (char)(acc >> bits));
+        if (bits < 8)
+            continue;
+        bits -= 8;
+        bytes[at++] = (char)(acc >> bits);
+        if (at == sizeof bytes) {
+            buf_add(out, bytes, at);
+            at = 0;
         }
     }
+    buf_add(out, bytes, at);
     return true;
 }
 

@@ -351,3 +351,10 @@ void mem_small_pages(void *p, size_t bytes)
     if (n)
         madvise(p, n, MADV_NOHUGEPAGE);
 }
+
+void mem_huge_pages(void *p, size_t bytes)
+{
+    size_t n = bytes < HUGE_BLOCK ? 0 : whole_pages(&p, bytes);
+    if (n)
+        madvise(p, n, MADV_HUGEPAGE);
+}

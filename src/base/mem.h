@@ -52,9 +52,10 @@ void *mem_aligned(size_t bytes);
 void mem_aligned_free(void *p, size_t bytes);
 /* For ranges of a large aligned block. mem_forget returns the whole pages inside to the system;
  * they read as zeros afterwards. mem_small_pages turns huge pages off, so that a touch commits one
- * small page only. */
+ * small page only. mem_huge_pages turns them on, for any memory that is about to be filled: one fault in place of 512. */
 void mem_forget(void *p, size_t bytes);
 void mem_small_pages(void *p, size_t bytes);
+void mem_huge_pages(void *p, size_t bytes);
 
 /* While a guard is active on this thread, any mem_* allocation aborts (debug builds:
  * -DSTEEL_DEBUG). */

@@ -16,7 +16,8 @@ uint64_t siphash(const uint64_t key[2], const void *data, size_t len)
     for (size_t at = 0, done = 0; !done; at += 8) {
         uint64_t m = 0;
         size_t n = len - at < 8 ? len - at : 8;
-        memcpy(&m, in + at, n);
+        if (n)
+            memcpy(&m, in + at, n);
         if (n < 8) {
             m |= (uint64_t)(len & 0xff) << 56;
             done = 1;

@@ -206,6 +206,7 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
     case MIXER_SHORT_CONV:
     case MIXER_SSM:
     case MIXER_SCAN:
+    case MIXER_COMPRESSED:
     case MIXER_NONE:
         break;
     }
@@ -360,6 +361,8 @@ static bool order_experts(struct splitter *s, const struct mlp *m)
     const struct router *r = &m->router;
     int n = m->experts.gate_up->n_expert;
     struct tensor_spec *router = spec_of(s, r->w);
+    if (r->n_same)
+        return error_set(s->err, "--expert-stats: not supported with experts without weights");
     int32_t *order = mem_zalloc((size_t)n, sizeof *order);
     bool ok = expert_load_order(s->stats, router->layer, r, n, s->r->tp, order, s->err);
     if (ok) {
@@ -438,8 +441,8 @@ static bool cut_layers(struct splitter *s, struct error *err)
     bool shared = stages_share_head(net, r);
     struct range mine;
     if (net->streams.n)
-        return error_set(
-            err, "--pp %d: a stream of several parts (AltUp) cannot be divided into stages", r->pp);
+        return error_set(err, "--pp %d: a stream of several parts cannot be divided into stages",
+                         r->pp);
     if (!stages_layers(s->f, s->c, net, s->specs, s->n_specs, r, &mine, err))
         return false;
     if (r->stage == r->pp - 1)

@@ -12,7 +12,8 @@ bool stages_spec_of_layer(const struct tensorfile *f, const struct config *c,
                           const struct tensor_spec *spec)
 {
     const struct tensor_name *n = spec->rows[0].name;
-    return spec->layer >= c->n_layers || strstr(f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
+    return spec->values || spec->layer >= c->n_layers ||
+           strstr(f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
 }
 
 bool stages_share_head(const struct network *net, const struct ranks *r)
@@ -132,14 +133,15 @@ bool stages_cut(const double *cost, const bool *joined, int n, double front, dou
     return ok;
 }
 
-/* A layer that reads another layer's cache or choice of keys, or runs in parallel with the one before, must be on the same
- * stage. */
+/* A layer that reads another layer's cache or choice of keys, runs in parallel with the one before, or adds its experts, must
+ * be on the same stage. */
 static void join_layers(const struct network *net, int depth, bool *joined)
 {
     for (int i = 0; i < depth; i++) {
         const struct attention *a = &net->layers[i].mixer.attention;
         const struct indexer *x = mixer_index(&net->layers[i].mixer);
-        joined[i] |= net->layers[i].mixer.block.parallel || (x && x->reuse);
+        joined[i] |= net->layers[i].mixer.block.parallel || (x && x->reuse) ||
+                     (i > 0 && net->layers[i - 1].mlp.experts_late);
         if (net->layers[i].mixer.kind == MIXER_ATTENTION && a->shares_kv)
             for (int k = a->kv_layer + 1; k <= i; k++)
                 joined[k] = true;

@@ -100,12 +100,13 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
     }
     struct error err = {0};
     struct adapter_ref *refs = NULL;
-    unsigned draft_from = !o.draft_from                   ? 0
-                          : !strcmp(o.draft_from, "text") ? 1u << DRAFT_TEXT
-                          : !strcmp(o.draft_from, "head") ? 1u << DRAFT_HEAD
-                                                          : 1u << N_DRAFT_SOURCES;
+    unsigned draft_from = !o.draft_from                    ? 0
+                          : !strcmp(o.draft_from, "text")  ? 1u << DRAFT_TEXT
+                          : !strcmp(o.draft_from, "head")  ? 1u << DRAFT_HEAD
+                          : !strcmp(o.draft_from, "model") ? 1u << DRAFT_MODEL
+                                                           : 1u << N_DRAFT_SOURCES;
     if (draft_from == 1u << N_DRAFT_SOURCES) {
-        lib_fail(error, STEEL_INVALID, "draft_from must be text or head");
+        lib_fail(error, STEEL_INVALID, "draft_from must be text, head or model");
         return NULL;
     }
     if (!read_refs(&o, &refs, &err)) {
@@ -134,6 +135,8 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                              : o.draft < 0 ? 0
                                            : o.draft,
                     .draft_from = draft_from,
+                    .draft_model = o.draft_model,
+                    .draft_device = o.draft_device,
                     .images = o.images,
                     .mmproj = o.mmproj,
                     .image_features = o.max_image_tokens,

@@ -84,7 +84,9 @@ static enum started start_step(struct engine *e, struct engine_step *f)
     f->sampled = false;
     f->start_ns = clock_ns();
     struct error err = {0};
+    uint64_t recorded = e->rt->be->n_recorded;
     if (step_start(e->rt->step, f->items, n, &err)) {
+        f->records = e->rt->be->n_recorded != recorded;
         for (int i = 0; i < n; i++)
             f->seqs[i]->n_open = f->items[i].n_draft;
         return STARTED;
@@ -307,6 +309,8 @@ static void finish_step(struct engine *e)
     int64_t ns = end - (f->start_ns > e->end_ns ? f->start_ns : e->end_ns);
     /* what the device waited for the host before a step that could not be started ahead */
     int64_t gap = e->rt->be->async && f->start_ns > e->end_ns ? f->start_ns - e->end_ns : 0;
+    gap = gap > e->spec.made_ns ? gap - e->spec.made_ns : 0; /* drafts have a cost of their own */
+    e->spec.made_ns = 0;
     gap = gap < ns ? gap : 0; /* the engine was idle */
     e->end_ns = end;
     e->step_ns = ns;
@@ -331,7 +335,7 @@ static void finish_step(struct engine *e)
             kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.kv.n_tokens - 1);
         c->reread = false;
     }
-    if (ok && e->spec.opt.from && !reads)
+    if (ok && e->spec.opt.from && !reads && !f->records)
         draft_learn(&e->spec, f->items, f->n, f->follows, ns + gap);
     if (ok && !f->follows)
         scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
@@ -349,6 +353,9 @@ static void finish_step(struct engine *e)
         draft_tokens(e, f, ns);
     else if (ok && e->spec.opt.from)
         draft_note(&e->spec, f->seqs, f->n);
+    if (e->rt->encoder)
+        encoder_beside_step(e->rt->encoder,
+                            f->n_decode ? (int64_t)scheduler_decode_ns(&e->sched, f->n_decode) : 0);
     f->n = 0;
     e->now = e->next;
     e->next = f;
@@ -477,6 +484,8 @@ static void loop(struct engine *e)
             sample_step(e, e->now);
         CHECK(!idle || e->n_held || e->sched.running.n + e->sched.waiting.n == 0,
               "%d sequences wait and nothing runs", e->sched.waiting.n);
+        if (idle && e->rt && e->rt->encoder)
+            encoder_beside_step(e->rt->encoder, 0);
         if (idle && e->n_held)
             choices_grant(e, true);
         else if (idle)
@@ -547,10 +556,12 @@ static bool start(struct engine *e)
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
     e->sched.records = e->rt->be->records && !e->rt->be->comm;
-    struct draft_options draft = {.from = e->rt->draft_from,
-                                  .fixed = e->rt->draft_fixed,
-                                  .most_head = e->rt->draft,
-                                  .async = e->rt->be->async};
+    struct draft_options draft = {
+        .from = e->rt->draft_from,
+        .fixed = e->rt->draft_fixed,
+        .most_head = e->rt->draft,
+        .model = e->rt->small ? draft_model_new(e->rt->small, &e->rt->small_vocab) : NULL,
+        .async = e->rt->be->async};
     if (draft.async && kv->states &&
         !draft.fixed) /* rows that are read again are no recorded step */
         draft.most_head = draft.most_head > 0;
@@ -760,6 +771,23 @@ int engine_max_queue(const struct engine *e)
     return e->opt.max_queue;
 }
 
+static void image_stats(const struct engine *e, struct engine_image_times *out)
+{
+    struct encoder_times tower;
+    struct image_times pixels;
+    encoder_times(e->rt->encoder, &tower);
+    image_cache_times(e->images, &pixels);
+    *out = (struct engine_image_times){.n_views = tower.n_views,
+                                       .n_steps = tower.n_steps,
+                                       .decode = pixels.decode,
+                                       .patches = pixels.patches,
+                                       .rows = tower.rows,
+                                       .waiting = tower.waiting,
+                                       .steps = tower.steps,
+                                       .fetch = tower.fetch,
+                                       .copy = tower.copy};
+}
+
 void engine_stats(struct engine *e, struct engine_stats *out)
 {
     pthread_mutex_lock(&e->lock);
@@ -769,6 +797,26 @@ void engine_stats(struct engine *e, struct engine_stats *out)
     pthread_mutex_unlock(&e->lock);
     if (ready)
         keeper_stats(e->keep, out);
+    if (ready && engine_encoder(e))
+        image_stats(e, &out->images);
+}
+
+struct copied_cost {
+    struct engine *e;
+    struct draft_cost cost;
+};
+
+static void copy_cost(void *arg)
+{
+    struct copied_cost *c = arg;
+    c->cost = c->e->spec.cost;
+}
+
+struct draft_cost engine_draft_cost(struct engine *e)
+{
+    struct copied_cost c = {.e = e};
+    engine_call(e, copy_cost, &c);
+    return c.cost;
 }
 
 void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *arg)
@@ -777,11 +825,12 @@ void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *
     e->on_step = fn;
 }
 
-void engine_on_draft(struct engine *e,
+void engine_on_draft(struct engine *e, bool makes,
                      int (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
                                int n, int most),
                      void *arg)
 {
     e->spec.hook_arg = arg;
     e->spec.hook = fn;
+    e->spec.hook_makes = makes;
 }

@@ -119,6 +119,19 @@ struct histogram {
     double sum;
 };
 
+/* Seconds in which prefixes were read from disk: all of them, and parts. */
+struct engine_disk_times {
+    double all, wait; /* wait: for files that are being read and checked */
+    double call;      /* on the engine's thread: copies into the cache, and its steps before them */
+    double pin, copy; /* parts of call */
+};
+
+/* Seconds of images by part: those of images.h and encoder.h. */
+struct engine_image_times {
+    uint64_t n_views, n_steps;
+    double decode, patches, rows, waiting, steps, fetch, copy;
+};
+
 struct engine_stats {
     int n_running, n_waiting; /* choices */
     int pages_total, pages_held, pages_idle;
@@ -139,6 +152,8 @@ struct engine_stats {
     uint64_t finished[N_FINISHES]; /* choices */
     uint64_t n_rejected;           /* queue full */
     uint64_t disk_written, disk_read, disk_tokens, disk_damaged; /* bytes, bytes, tokens, files */
+    struct engine_disk_times disk_times;
+    struct engine_image_times images;
     double busy_s, read_s, decode_s; /* time in steps: all, with and without prompt chunks */
     struct histogram first_token, inter_token, total, queued; /* seconds */
     double decode_ms, read_us; /* learned costs: a step of the current decodes, a prompt token */
@@ -186,11 +201,13 @@ void request_cancel(struct request *r); /* any thread; takes effect before the n
 void request_free(struct request *r);   /* frees the handle only: the request continues */
 
 void engine_stats(struct engine *e, struct engine_stats *out);
+/* For benchmarks: what the engine has learned of drafts. Between requests. */
+struct draft_cost engine_draft_cost(struct engine *e);
 /* For tests: called by the engine thread before every step with the number of sequences in it. */
 void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *arg);
-/* For tests: replaces the n drafts after tokens (n_tokens) by others, `most` at most; returns their number. Call it
- * before the first request. */
-void engine_on_draft(struct engine *e,
+/* For tests and benchmarks: replaces the n drafts after tokens (n_tokens) by others, `most` at most; returns their number.
+ * makes: also where there are none. Call it before the first request. */
+void engine_on_draft(struct engine *e, bool makes,
                      int (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
                                int n, int most),
                      void *arg);

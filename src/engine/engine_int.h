@@ -57,6 +57,7 @@ struct engine_step {
     int slot;                          /* its index in choice.at */
     bool follows;                      /* drafts are made after it (draft.h) */
     bool sampled;                      /* step_sample was called; false: its samplers must wait */
+    bool records;                      /* the backend recorded it: its time is no measure */
     int n, n_decode, n_read, n_forced; /* n 0 = none */
     int64_t start_ns;
 };

@@ -24,7 +24,7 @@ static enum fit_part mlp_part(const struct mlp *m, const struct weight *w)
 static enum fit_part part_of(const struct network *net, const struct tensor_spec *spec)
 {
     const struct weight *w = spec->w;
-    if (spec->layer >= network_depth(net))
+    if (spec->net_layer >= network_depth(net))
         return FIT_DRAFT;
     if (!w)
         return FIT_REST;
@@ -33,7 +33,7 @@ static enum fit_part part_of(const struct network *net, const struct tensor_spec
     if (spec->role == WEIGHT_EMBED || w == net->embed.tokens || w == net->embed.positions ||
         w == net->embed.types || w == net->embed.layers.project)
         return FIT_EMBED;
-    return spec->layer >= 0 ? mlp_part(&net->layers[spec->layer].mlp, w) : FIT_REST;
+    return spec->layer >= 0 ? mlp_part(&net->layers[spec->net_layer].mlp, w) : FIT_REST;
 }
 
 static void count_values(const struct raw_weight *shape, enum fit_part part, struct fit_weights *to)
@@ -69,6 +69,9 @@ static double attention_flops(const struct mixer *m)
     const struct latent *l = &m->latent;
     if (m->kind == MIXER_ATTENTION)
         return 2.0 * a->n_heads * (a->k_dim + a->v_dim);
+    const struct compressed *c = &m->compressed;
+    if (m->kind == MIXER_COMPRESSED)
+        return c->compressor.rate ? 4.0 * c->n_heads * c->dim / c->compressor.rate : 0;
     return m->kind == MIXER_LATENT ? 2.0 * l->n_heads * (2 * l->kv_rank + l->rope_dim) : 0;
 }
 

@@ -4,6 +4,12 @@
 #include "engine/runtime.h"
 #include "file/tensorfile.h"
 
+static size_t small_bytes(const struct runtime *rt, bool own_memory)
+{
+    const struct runtime *s = rt->small;
+    return s && s->be->own_memory == own_memory ? s->model->bytes : 0;
+}
+
 struct engine_info runtime_info(const struct runtime *rt)
 {
     const struct config *c = &rt->model->config;
@@ -20,8 +26,8 @@ struct engine_info runtime_info(const struct runtime *rt)
         .weight_bytes = rt->model->bytes,
         .device = rt->be->ops->name,
         .notice = rt->notice.msg,
-        .device_bytes = rt->be->own_memory ? rt->model->bytes : 0,
-        .host_bytes = rt->weight_memory,
+        .device_bytes = (rt->be->own_memory ? rt->model->bytes : 0) + small_bytes(rt, true),
+        .host_bytes = rt->weight_memory + small_bytes(rt, false),
         .max_seqs = stepper_limits(rt->step)->max_seqs,
         .n_pages = rt->kv->n_pages,
         .kv_bytes = rt->kv->pool_bytes,

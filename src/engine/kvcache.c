@@ -11,16 +11,25 @@ enum {
     TRIM_BYTES = 64 << 20, /* less unused memory than this is not returned to the system */
 };
 
+/* Values of a page in each of a layer's planes: keys, values, index keys. */
+static void page_values(const struct mixer *m, int page_len, size_t values[3])
+{
+    int k, v;
+    mixer_cache_dims(m, &k, &v);
+    values[0] = (size_t)mixer_page_rows(m, page_len) * (size_t)k;
+    values[1] = (size_t)page_len * (size_t)v;
+    values[2] = (size_t)mixer_index_rows(m, page_len) * (size_t)mixer_index_dim(m);
+}
+
 size_t kvcache_token_bytes(const struct network *net, enum dtype k_type, enum dtype v_type)
 {
-    size_t n = 0;
+    size_t n = 0, values[3];
     for (int i = 0; i < net->n_layers; i++) {
-        int k, v;
-        mixer_cache_dims(&net->layers[i].mixer, &k, &v);
-        n += dtype_bytes(k_type, (size_t)(k + mixer_index_dim(&net->layers[i].mixer))) +
-             dtype_bytes(v_type, (size_t)v);
+        page_values(&net->layers[i].mixer, KVCACHE_PAGE, values);
+        n += dtype_bytes(k_type, values[0]) + dtype_bytes(v_type, values[1]) +
+             dtype_bytes(k_type, values[2]);
     }
-    return n;
+    return (n + KVCACHE_PAGE - 1) / KVCACHE_PAGE;
 }
 
 size_t kvcache_state_bytes(const struct network *net)
@@ -39,14 +48,14 @@ static size_t round64(size_t n)
 /* Lays out the planes of the pool, one after the other. base NULL: only counts. Returns the bytes. */
 static size_t lay_planes(struct kvcache *kv, const struct network *net, char *base)
 {
-    size_t at = 0, len = (size_t)kv->page_len, pages = (size_t)kv->n_pages;
+    size_t at = 0, pages = (size_t)kv->n_pages;
     kv->n_planes = 0;
     kv->page_bytes = 0;
     for (int i = 0; i < net->n_layers; i++) {
-        int dims[3] = {0, 0, mixer_index_dim(&net->layers[i].mixer)};
-        mixer_cache_dims(&net->layers[i].mixer, &dims[0], &dims[1]);
+        size_t values[3];
+        page_values(&net->layers[i].mixer, kv->page_len, values);
         for (int j = 0; j < 3; j++) {
-            size_t page = dtype_bytes(j == 1 ? kv->v_type : kv->k_type, len * (size_t)dims[j]);
+            size_t page = dtype_bytes(j == 1 ? kv->v_type : kv->k_type, values[j]);
             if (!page)
                 continue;
             if (base) {

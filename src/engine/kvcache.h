@@ -66,7 +66,9 @@ struct kv_seq {
     int back_at;
 };
 
-/* Bytes of a token: K and V of all layers. */
+enum { KVCACHE_PAGE = 16 }; /* tokens of a page, by default */
+
+/* Bytes of a token: K and V of all layers, in pages of the default length. */
 size_t kvcache_token_bytes(const struct network *net, enum dtype k_type, enum dtype v_type);
 size_t
 kvcache_state_bytes(const struct network *net); /* of a state slot; 0 = no layer has states */

@@ -161,7 +161,8 @@ static bool measure(const struct rank_counter *k, const struct tensor_spec *spec
         /* a single number is a member of struct layer */
         if (spec->n_in > 1)
             *bytes = (size_t)rows_kept(spec->cut, 0, spec->n_in) * sizeof(float);
-        return build_find(k->f, k->c, spec->rows[0].name, spec->layer, 0, "weight") ||
+        return spec->values ||
+               build_find(k->f, k->c, spec->rows[0].name, spec->layer, 0, "weight") ||
                missing(k, spec, spec->rows[0].name);
     }
     int base = 0;
@@ -263,6 +264,8 @@ static const char *why_mixer(const struct rank_counter *k, const struct mixer *m
     const struct delta_net *d = &m->delta_net;
     if (m->kind == MIXER_SHORT_CONV)
         return "it has no heads";
+    if (m->kind == MIXER_COMPRESSED)
+        return "all its heads read one key";
     if (m->kind == MIXER_SSM || m->kind == MIXER_SCAN)
         return "state-space models are not shared";
     if (m->kind == MIXER_ATTENTION && a->index.n_chosen)
@@ -297,9 +300,14 @@ static bool is_mlp_weight(const struct mlp *m, const struct weight *w)
 static void explain_layer(const struct rank_counter *k, const struct weight *w,
                           const struct layer *l, size_t bytes)
 {
-    static const char *const mixers[] = {
-        "attention",         "latent attention", "delta net", "short convolution",
-        "state-space model", "selective scan",   "none"};
+    static const char *const mixers[] = {"attention",
+                                         "latent attention",
+                                         "delta net",
+                                         "short convolution",
+                                         "state-space model",
+                                         "selective scan",
+                                         "compressed attention",
+                                         "none"};
     const struct mlp *m = &l->mlp;
     char why[160];
     bool last = w == mixer_out(&l->mixer) || w == m->dense.down || w == m->experts.down;
@@ -368,6 +376,12 @@ static void count_mixer(const struct mixer *m, struct placement_rank *to)
         break;
     case MIXER_SSM:
         widen(&to->heads, m->ssm.n_heads);
+        break;
+    case MIXER_COMPRESSED:
+        widen(&to->heads, m->compressed.n_heads);
+        if (m->compressed.compressor.rate)
+            to->work.attn_flops +=
+                4.0 * m->compressed.n_heads * m->compressed.dim / m->compressed.compressor.rate;
         break;
     case MIXER_SHORT_CONV:
     case MIXER_SCAN:

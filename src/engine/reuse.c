@@ -28,8 +28,7 @@ void seq_turn(struct seq *q, int at)
     q->n_turns = n;
 }
 
-/* The content id of position i. */
-static uint64_t content_at(const struct seq *q, int i)
+uint64_t seq_content(const struct seq *q, int i)
 {
     const struct prompt_rows *r = q->rows;
     return r && i < r->n ? r->content[i] : prefix_text(q->tokens[i], r ? r->rope_delta : 0);
@@ -38,7 +37,7 @@ static uint64_t content_at(const struct seq *q, int i)
 const uint64_t *reuse_content(struct scheduler *s, const struct seq *q, int at, int n)
 {
     for (int i = 0; i < n && i < s->kv->page_len; i++)
-        s->content[i] = content_at(q, at + i);
+        s->content[i] = seq_content(q, at + i);
     return s->content;
 }
 
@@ -47,7 +46,7 @@ static bool same_content(const struct seq *a, const struct seq *b, int at, int n
     if (!a->rows && !b->rows)
         return !memcmp(a->tokens + at, b->tokens + at, (size_t)n * sizeof *a->tokens);
     for (int i = at; i < at + n; i++)
-        if (content_at(a, i) != content_at(b, i))
+        if (seq_content(a, i) != seq_content(b, i))
             return false;
     return true;
 }
@@ -212,7 +211,7 @@ void reuse_index(struct scheduler *s, struct seq *q)
 /* The number of tokens that a and b have in common; at most n, the first `known` of which are. */
 static int common(const struct seq *a, const struct seq *b, int known, int n)
 {
-    while (known < n && content_at(a, known) == content_at(b, known))
+    while (known < n && seq_content(a, known) == seq_content(b, known))
         known++;
     return known;
 }

@@ -23,6 +23,8 @@ static inline int scheduler_pages(const struct scheduler *s, int n_tokens)
     return (n_tokens + s->kv->page_len - 1) / s->kv->page_len;
 }
 
+/* The content id of position i (prefix.h). */
+uint64_t seq_content(const struct seq *q, int i);
 /* The content ids of n positions starting at `at`, at most a page of them. Valid until the next call. */
 const uint64_t *reuse_content(struct scheduler *s, const struct seq *q, int at, int n);
 

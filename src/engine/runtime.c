@@ -11,6 +11,7 @@
 #include "dist/join.h"
 #include "engine/device.h"
 #include "engine/draft_cost.h"
+#include "engine/draft_open.h"
 #include "engine/runtime_int.h"
 #include "engine/workers.h"
 #include "file/builtin.h"
@@ -143,18 +144,27 @@ static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
                          const struct config *c, struct error *err)
 {
     enum { HEAD_AUTO = 3 };
-    const unsigned text = 1u << DRAFT_TEXT, head = 1u << DRAFT_HEAD;
+    const unsigned text = 1u << DRAFT_TEXT, head = 1u << DRAFT_HEAD, small = 1u << DRAFT_MODEL;
     bool fixed = opt->draft > 0;
-    unsigned from = opt->draft_from ? opt->draft_from
-                    : fixed         ? head
-                                    : text | head | 1u << DRAFT_GRAMMAR;
+    unsigned from = opt->draft_from             ? opt->draft_from
+                    : fixed && opt->draft_model ? small
+                    : fixed                     ? head
+                                                : text | head | small | 1u << DRAFT_GRAMMAR;
     if (opt->draft > (from & head ? DRAFT_MOST : DRAFT_DEPTH))
         return error_set(err, "%d draft tokens; at most %d", opt->draft,
                          from & head ? DRAFT_MOST : DRAFT_DEPTH);
-    if (from & head && !c->n_mtp && opt->draft && (fixed || opt->draft_from))
+    if (from & head && !(from & text) && !c->n_mtp && opt->draft && (fixed || opt->draft_from))
         return error_set(err, "%s: the model has no block that drafts tokens ahead (--draft)",
                          rt->file->path);
-    rt->draft_from = !opt->draft || opt->embed ? 0 : c->n_mtp ? from : from & ~head;
+    if (from == small && opt->draft && !opt->draft_model)
+        return error_set(err, "--draft model: no draft model is given (--draft-model)");
+    if (opt->draft_model && opt->embed)
+        return error_set(err, "--draft-model: embeddings need no drafts");
+    if (opt->draft_model && (!opt->draft || !(from & small)))
+        return error_set(err, "--draft-model: --draft excludes it");
+    rt->draft_from = !opt->draft || opt->embed ? 0 : from;
+    rt->draft_from &= c->n_mtp ? ~0u : ~head;
+    rt->draft_from &= opt->draft_model ? ~0u : ~small;
     rt->draft_fixed = fixed ? opt->draft : 0;
     rt->draft = !(rt->draft_from & head) ? 0 : fixed ? opt->draft : HEAD_AUTO;
     return true;
@@ -240,6 +250,7 @@ static void open_images(struct runtime *rt, const struct runtime_options *opt, c
     struct encoder_options o = {.backend.device = device,
                                 .backend.threads = opt->backend.threads,
                                 .backend.deterministic = opt->backend.deterministic,
+                                .backend.background = true,
                                 .kv_type = opt->k_type == DT_F32 ? DT_F32 : DT_NONE,
                                 .max_features = opt->image_features};
     if (!rt->sees)
@@ -262,7 +273,8 @@ static void measure_host(struct runtime *rt, const struct config *c, const struc
     size_t weights = size->bytes, token = sizing_token_bytes(opt, &outline->net);
     o->measured = fit_weights(rt->file, c, outline, rt->be, &o->weights, &why);
     if (o->measured)
-        weights = fit_memory(&o->weights) + fit_mapped(&o->weights) + o->more_bytes;
+        weights =
+            fit_memory(&o->weights) + fit_mapped(&o->weights) + o->more_bytes + o->small_bytes;
     size_t most = token ? sysmem_available("") / token : 0;
     struct cache_size longest = {.context = opt->context > 0 ? opt->context : c->context};
     if (most && (size_t)longest.context > most)
@@ -334,6 +346,17 @@ static bool choose_tier(struct runtime *rt, const struct network *net, struct op
     return rt->be != NULL;
 }
 
+/* The draft model's memory, if it may run on the model's device. */
+static bool measure_small(const struct runtime *rt, const struct runtime_options *opt,
+                          struct opening *o, struct error *err)
+{
+    o->small_bytes = 0;
+    if (!(rt->draft_from & 1u << DRAFT_MODEL) || !draft_open_shares(opt, opt->backend.device))
+        return true;
+    bool gpu = device_kind(opt->backend.device) == DEVICE_GPU;
+    return draft_open_measure(opt, gpu, &o->small_bytes, err);
+}
+
 /* Decides everything that can be decided before loading, and opens the device. */
 static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, struct opening *o,
                          struct error *err)
@@ -360,7 +383,13 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
     struct backend_options *device = &o->device;
     o->opt = opt;
     o->trained = c.context;
-    bool ok = choose_device(rt, opt, &c, net, &size, device, err);
+    bool ok = measure_small(rt, opt, o, err);
+    size.bytes += o->small_bytes;
+    ok = ok && choose_device(rt, opt, &c, net, &size, device, err);
+    if (ok && o->small_bytes && !draft_open_shares(opt, device->device)) {
+        size.bytes -= o->small_bytes;
+        o->small_bytes = 0;
+    }
     if (ok && device_kind(device->device) == DEVICE_GPU)
         ok = open_gpu(rt, opt, net, device, err);
     if (ok && device_kind(device->device) == DEVICE_GPU)
@@ -369,7 +398,7 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
         o->limits = sizing_limits(opt, false, join_outlook(device->device, 0).stages);
         ok = choose_images(rt, opt, &size, err);
         o->limits.max_embeds = rt->sees ? o->limits.max_tokens : o->limits.max_embeds;
-        o->more_bytes = size.bytes - own;
+        o->more_bytes = size.bytes - own - o->small_bytes;
         rt->be = ok ? backend_open(device, err) : NULL;
         ok = rt->be && check_cache(opt, net, err);
         if (ok)
@@ -395,7 +424,9 @@ static bool prepare(struct runtime *rt, const struct runtime_options *opt,
     rt->be = NULL;
     rt->notice = *err = (struct error){0};
     *without = *opt;
-    without->draft_from = 1u << DRAFT_TEXT;
+    without->draft_from = 1u << DRAFT_TEXT | 1u << DRAFT_GRAMMAR;
+    if (opt->draft_model)
+        without->draft_from |= 1u << DRAFT_MODEL;
     return prepare_with(rt, without, o, err);
 }
 
@@ -487,6 +518,12 @@ static bool add_canary(struct runtime *rt, struct error *err)
     return rt->kv->canary != NULL;
 }
 
+/* In the process that lays out steps. */
+static bool open_small(struct runtime *rt, const struct opening *o, struct error *err)
+{
+    return !o->opt->draft_model || draft_open(rt, o->opt, o->device.device, err);
+}
+
 bool runtime_build(struct runtime *rt, const struct opening *o, struct error *err)
 {
     CHECK(o->opt && rt->be, "a runtime is built after it was prepared");
@@ -498,11 +535,13 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     if (!agree(meet, load(rt, o, &lora_rank, err), err))
         return false;
     open_images(rt, o->opt, o->device.device);
+    if (!agree(meet, open_small(rt, o, err), err))
+        return false;
     if (gpu && !fit_gpu(rt, o, &lim, &cache, err))
         return false;
     lim.max_embeds = rt->sees ? lim.max_tokens : lim.max_embeds;
     const struct network *net = &rt->model->net;
-    int page_len = o->opt->page_len > 0 ? o->opt->page_len : 16;
+    int page_len = o->opt->page_len > 0 ? o->opt->page_len : KVCACHE_PAGE;
     int64_t pages = sizing_pages(o->opt, &lim, cache.tokens);
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache.tokens);
@@ -526,6 +565,16 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     return rt->step != NULL;
 }
 
+/* Before anything large is loaded. */
+static bool match_small(struct runtime *rt, const struct runtime_options *opt, struct error *err)
+{
+    struct config *c = mem_zalloc(1, sizeof *c);
+    bool ok =
+        config_load(rt->file, c, err) && draft_open_match(rt, opt->draft_model, c->n_vocab, err);
+    mem_free(c);
+    return ok;
+}
+
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
@@ -535,6 +584,8 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
+    if (opt->draft_model && !match_small(rt, opt, err))
+        return false;
     if (!prepare(rt, opt, &without, &o, err))
         return false;
     bool ok = workers_wait() ? workers_open(rt, path, &o, err) : runtime_build(rt, &o, err);
@@ -571,7 +622,7 @@ static bool plan_gpu(struct runtime *rt, const struct config *c, const struct ou
     if (!fit_weights(rt->file, c, outline, rt->be, &o->weights, err))
         return false;
     o->measured = true;
-    weights = fit_memory(&o->weights) + o->more_bytes;
+    weights = fit_memory(&o->weights) + o->more_bytes + o->small_bytes;
     size_t left = free > weights ? free - weights : 0;
     fit.max_seqs_gpu = (int)gpu_sequences(&fit, c, &outline->net, left);
     struct step_limits lim = sizing_limits(&fit, true, 1);
@@ -597,6 +648,7 @@ static void describe_plan(const struct runtime *rt, const struct outline *outlin
     out->notice = rt->notice;
     out->weights = o->weights;
     out->more_weights = o->more_bytes;
+    out->small = o->small_bytes;
     out->token_bytes = sizing_token_bytes(opt, net);
     out->state_bytes = kvcache_state_bytes(net);
     out->step = !out->gpu && out->fits && plan ? plan->step_bytes(rt->be, net, &b) : o->step;
@@ -666,6 +718,8 @@ void runtime_close(struct runtime *rt)
     if (!rt)
         return;
     workers_close(rt);
+    runtime_close(rt->small);
+    draft_vocab_clear(&rt->small_vocab);
     stepper_free(rt->step);
     kvcache_free(rt->kv);
     adapters_free(rt->adapters);

@@ -9,6 +9,7 @@
 #include "backend/profile.h"
 #include "engine/adapters.h"
 #include "engine/draft_count.h"
+#include "engine/draft_vocab.h"
 #include "engine/fit.h"
 #include "engine/step.h"
 #include "text/tokenizer/tokenizer.h"
@@ -25,7 +26,7 @@ struct runtime_options {
     bool kv_bytes_host;        /* kv_bytes bounds the host's memory only; a GPU uses its own */
     float gpu_memory;          /* fraction of a GPU's memory that may be used; 0 = 0.9 */
     enum dtype k_type, v_type; /* of the cache; DT_NONE = F16 */
-    int page_len;              /* 0 = 16 */
+    int page_len;              /* 0 = KVCACHE_PAGE */
     int max_seqs;              /* 0 = 1 */
     int max_seqs_gpu;   /* ... on a GPU: as many as its cache holds, at most this; 0 = max_seqs */
     int max_tokens;     /* rows of one step; 0 = 512, on a GPU 2048 */
@@ -36,8 +37,10 @@ struct runtime_options {
     /* Draft tokens per sequence and step: 0 = none, DRAFT_AUTO = as many as pay (draft.h), else always that number. */
     int draft;
     unsigned
-        draft_from; /* 1 << draft_source of those that may draft; 0 = all, or the block if a number is given */
-    bool embeds; /* prompts may have rows of embeddings (engine.h) */
+        draft_from; /* 1 << draft_source of those that may draft; 0 = all, or with a number the draft model or the block */
+    const char *draft_model;  /* a small model that drafts; NULL = none */
+    const char *draft_device; /* its device; NULL = the model's */
+    bool embeds;              /* prompts may have rows of embeddings (engine.h) */
     bool images; /* the file's image tower is loaded, if there is one that the device can run */
     const char *mmproj; /* a GGUF's tower; NULL = one beside it, if it fits */
     int image_features; /* most features, which are prompt tokens, of an image; 0 = automatic */
@@ -63,6 +66,8 @@ struct runtime {
     struct encoder *encoder;   /* of images; NULL = the model reads text only */
     struct tensorfile *mmproj; /* the tower's file, if it is another one */
     bool sees;                 /* the encoder is to be opened */
+    struct runtime *small;     /* the draft model; NULL = none */
+    struct draft_vocab small_vocab;
     struct profile profile;
     int context;
     int draft;           /* draft tokens of the MTP block in use; 0 = none */
@@ -91,6 +96,7 @@ struct runtime_plan {
     struct error notice; /* as runtime.notice */
     struct fit_weights weights;
     size_t more_weights;             /* of adapters and the image tower, in the file's formats */
+    size_t small;                    /* the draft model: weights, cache and working memory */
     size_t step;                     /* working memory of the backend */
     size_t other;                    /* allowance for everything else */
     size_t kv, states;               /* bytes of the cache; states include checkpoints */

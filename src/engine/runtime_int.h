@@ -12,10 +12,11 @@ struct opening {
     struct cache_size cache;
     struct cache_room room;
     struct fit_weights weights;
-    bool measured;     /* weights is known */
-    size_t step;       /* bytes of working memory */
-    size_t more_bytes; /* weights beside the model's own: adapters and the image tower */
-    int trained;       /* the model's own context */
+    bool measured;      /* weights is known */
+    size_t step;        /* bytes of working memory */
+    size_t more_bytes;  /* weights beside the model's own: adapters and the image tower */
+    size_t small_bytes; /* of the draft model, on this device */
+    int trained;        /* the model's own context */
 };
 
 /* Loads the model and makes its cache and stepper, on the device that is open (rt->be). */

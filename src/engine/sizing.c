@@ -95,7 +95,7 @@ static double gb(double bytes)
 
 static int page_len(const struct runtime_options *opt)
 {
-    return or_default(opt->page_len, 16);
+    return or_default(opt->page_len, KVCACHE_PAGE);
 }
 
 int64_t sizing_pages(const struct runtime_options *opt, const struct step_limits *lim,

@@ -59,6 +59,7 @@ static struct worker_opening *describe(const struct runtime *rt, const struct ra
     w->opt = *opt;
     w->opt.progress = NULL;
     w->opt.loras = NULL;
+    w->opt.draft_model = NULL; /* rank 0 has it */
     w->draft = rt->draft;
     w->draft_from = rt->draft_from;
     w->shape = (struct join_shape){r->tp_asked, r->pp_asked, r->ep_asked};
