@@ -270,6 +270,18 @@ def mlx_mxfp4(rows):
     return {"weight": ("U32", [n, m // 8], t["weight_packed"][2]), "scales": t["weight_scale"]}, out
 
 
+def mlx_mxfp8(rows):
+    t, out = mxfp8(rows)
+    n, m = len(rows), len(rows[0])
+    return {"weight": ("U32", [n, m // 4], t["weight"][2]), "scales": t["weight_scale"]}, out
+
+
+def mlx_nvfp4(rows):
+    t, out = nvfp4(rows, glob=1.0)
+    n, m = len(rows), len(rows[0])
+    return {"weight": ("U32", [n, m // 8], t["weight"][2]), "scales": ("U8", *t["weight_scale"][1:])}, out
+
+
 def ternary(rows, divides=False):
     n, m = len(rows), len(rows[0])
     scale = floats("BF16", [1], [sum(map(abs, sum(rows, []))) / (n * m) or 1])[1][0]
@@ -296,6 +308,31 @@ def mxfp8(rows, kind="U8"):
                 line.append(v * 2.0 ** e)
         out.append(line)
     return {"weight": ("F8_E4M3", [n, m], bytes(codes)), "weight_scale": (kind, [n, m // 32], bytes(scales))}, out
+
+
+def deepseek_fp4(rows):
+    """DeepSeek V4's experts."""
+    t, out = mxfp4(rows)
+    return {"weight": ("I8", *t["weight_packed"][1:]), "scale": ("F8_E8M0", *t["weight_scale"][1:])}, out
+
+
+def deepseek_fp8(rows, block=(128, 128)):
+    """DeepSeek V4's other matrices: scales of blocks are powers of two."""
+    n, m = len(rows), len(rows[0])
+    across = -(-m // block[1])
+    scales = [math.frexp(amax([r[j:j + block[1]] for r in rows[i:i + block[0]]]) / 448)[1]
+              for i in range(0, n, block[0]) for j in range(0, m, block[1])]
+    codes, out = bytearray(), []
+    for i, r in enumerate(rows):
+        line = []
+        for j, x in enumerate(r):
+            e = scales[i // block[0] * across + j // block[1]]
+            c, v = signed(E4M3, 0x80, x / 2.0 ** e)
+            codes.append(c)
+            line.append(v * 2.0 ** e)
+        out.append(line)
+    return {"weight": ("F8_E4M3", [n, m], bytes(codes)),
+            "scale": ("F8_E8M0", [len(scales) // across, across], bytes(e + 127 for e in scales))}, out
 
 
 def bnb4(rows, kind="nf4", nested=True, length=64):

@@ -93,12 +93,31 @@ def micro_models():
         "olmoe", "qwen2_moe", "seed_oss", "smollm3", "solar_open",
         "ernie4_5", "ernie4_5_moe", "glm4", "granitemoehybrid", "mamba2", "lfm2", "lfm2_moe", "nemotron_h", "arcee", "nemotron", "starcoder2", "stablelm", "cohere2", "cohere2_moe", "flex_olmo", "mistral4", "axk1", "afmoe", "muse_glimmer", "laguna", "step3p7", "llama4", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "bitnet",
         "gpt_neox", "gpt2", "phimoe", "mimo_v2_flash",
-        "gemma3n")])
+        "gemma3n", "longcat_flash", "minimax", "deepseek_v4")])
     for m in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "jamba", "olmo_hybrid"):  # taps that other readers take as floats only
         types = {t[1] for name, t in Gguf(path(m + ".gguf")).tensors.items() if "conv" in name and "proj" not in name}
         assert types == {0}, (m, types)
     meta = Gguf(path("deepseek_v3.gguf")).meta  # readers know the factor by the multiplier; both would count twice
     assert "deepseek2.rope.scaling.yarn_log_multiplier" in meta and "deepseek2.rope.scaling.attn_factor" not in meta
+
+
+def no_attention():
+    """A Granite 4 whose layers are all state-space models: its GGUF says so by KV heads of 0."""
+    source, folder, out = f"{MICRO}/granitemoehybrid", path("no-attention"), path("no-attention.gguf")
+    config = json.load(open(source + "/config.json"))
+    kept = [i for i, kind in enumerate(config["layer_types"]) if kind == "mamba"]
+    tensors = {}
+    for name, t in read_safetensors(source + "/model.safetensors").items():
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if layer and int(layer[1]) not in kept:
+            continue
+        tensors[name if not layer else f"model.layers.{kept.index(int(layer[1]))}." + name[layer.end():]] = t
+    os.makedirs(folder)
+    json.dump({**config, "layer_types": ["mamba"] * len(kept), "num_hidden_layers": len(kept)}, open(folder + "/config.json", "w"))
+    write_safetensors(folder + "/model.safetensors", tensors)
+    ok("convert", folder, out)
+    ids = source + "/golden.bin"
+    assert max_difference(logits(out, ids), logits(folder, ids)) < 1e-4
 
 
 def rounded_yarn():
@@ -1111,7 +1130,7 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads, dense_latents, few_bits,
+             no_attention, rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads, dense_latents, few_bits,
              overrides]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_fp8, golden_vocabulary]
     if HAVE_GOLDEN:

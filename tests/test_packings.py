@@ -352,8 +352,13 @@ def every_tool():
         case(f"mlx, {bits} bits", {"group_size": 32, "bits": bits, "mode": "affine"}, halves(lambda m: pk.mlx(m, bits)))
     case("mlx, glm4", {"group_size": 32, "bits": 4}, lambda m: pk.mlx(m, kind="F16"), model="glm4")
     case("mlx, mxfp4", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, pk.mlx_mxfp4)
+    case("mlx, mxfp8", {"group_size": 32, "bits": 8, "mode": "mxfp8"}, pk.mlx_mxfp8)
+    case("mlx, nvfp4", {"group_size": 16, "bits": 4, "mode": "nvfp4"}, pk.mlx_nvfp4, wide)
     case("mxfp8", ct("mxfp8-quantized", num_bits=8, type="float", group_size=32), pk.mxfp8)
     case("mxfp8, modelopt", {"quant_method": "modelopt", "quant_algo": "MXFP8"}, lambda m: pk.mxfp8(m, "F8_E8M0"))
+    v4 = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    case("fp4 and fp8, deepseek v4", v4, lambda m: (pk.deepseek_fp4 if len(m) == 24 else pk.deepseek_fp8)(m),
+         r"(experts\.\d+\.w[13]|wq_a|wq_b|wkv|wo_a|wo_b)\.weight$", model="deepseek_v4")
     case("bitnet", {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}, pk.ternary,
          model="bitnet")
     case("bitnet, a scale that divides", {"quant_method": "bitnet", "linear_class": "bitlinear"}, lambda m: pk.ternary(m, True),
@@ -468,7 +473,7 @@ def not_read():
         case(f'quant_method "{method}"', {"quant_method": method})
     case("quant_method: missing", {"group_size": 64})
     mlx = {"group_size": 32, "bits": 4}
-    case('quantization.mode "nvfp4"', {**mlx, "mode": "nvfp4"})
+    case('quantization.mode "mxfp2"', {**mlx, "mode": "mxfp2"})
     case("its biases is missing", mlx, lambda m: {k: v for k, v in pk.mlx(m)[0].items() if k != "biases"})
     case("bits in groups of", mlx, lambda m: pk.mlx(m, length=16)[0])
     case('linear_class "x"', {"quant_method": "bitnet", "linear_class": "x"})

@@ -181,6 +181,10 @@ static bool choose_all(struct transcode *t, const struct convert_options *opt,
     for (size_t i = 0; i < t->n; i++) {
         struct out_tensor *o = &t->tensors[i];
         enum dtype from = plain_type(o);
+        if (o->type == DT_I32 || from == DT_I32) { /* tables of numbers */
+            o->type = DT_I32;
+            continue;
+        }
         bool matrix = mix_is_matrix(o->name, o->n_dims, o->dims);
         enum dtype want = matrix ? wanted_type(o, opt, model) : DT_F32;
         o->type = mix_fitting(want, o->dims[0]);

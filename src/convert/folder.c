@@ -105,6 +105,27 @@ static bool add_table(struct folder_plan *p, const struct tensor_spec *spec, con
     return true;
 }
 
+/* A table of whole numbers as I32. The model's loader checks their range. */
+static bool add_numbers(struct folder_plan *p, const struct tensor_spec *spec,
+                        const struct tensor *t, const char *to)
+{
+    int64_t width = spec->width, n = spec->n_in, rows = n / width;
+    size_t each = t->type == DT_I64 ? sizeof(int64_t) : sizeof(int32_t);
+    if (!check_shape(p, t, width, rows))
+        return false;
+    if (t->type != DT_I32 && t->type != DT_I64)
+        return error_set(p->err, "%s: tensor %s: type %s where I32 or I64 is expected", p->f->path,
+                         t->name, t->type_name);
+    float *bits = mem_zalloc((size_t)n, sizeof *bits);
+    for (size_t i = 0; i < (size_t)n; i++) /* the low half of an I64 */
+        memcpy(&bits[i], (const char *)t->data + i * each, sizeof *bits);
+    struct out_tensor *o = transcode_add(p->t, to, 2, (const int64_t[]){width, rows});
+    o->type = DT_I32;
+    o->values = bits;
+    o->rows = rows;
+    return true;
+}
+
 /* A vector as F32: norms, sinks, scales. */
 static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
 {
@@ -122,6 +143,8 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
     const struct tensor *t = folder_find(p, from);
     if (!t)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
+    if (adjust->below)
+        return add_numbers(p, spec, t, to);
     if (spec->width || spec->adjust.decay || spec->rows[0].tiles.groups)
         return add_table(p, spec, t, to);
     float *v = read_floats(p, t, n, 1);
@@ -374,6 +397,13 @@ static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
 
 static bool add_weight(struct folder_plan *p, const struct tensor_spec *spec)
 {
+    if (spec->as_is && spec->rows[0].stride) { /* the matrices of all heads, as one */
+        struct tensor_spec one = *spec;
+        one.n_expert = 1;
+        const struct weight_rows whole = {.name = spec->rows[0].name,
+                                          .n = spec->n_expert * spec->rows[0].stride};
+        return add_rows(p, &one, &whole);
+    }
     if (spec->as && spec->rows[0].stride)
         return add_heads(p, spec, spec->as);
     if (spec->as)
@@ -410,7 +440,7 @@ bool folder_add_spec(struct folder_plan *p, const struct tensor_spec *spec)
 {
     if (!spec->w && spec->n_rows > 1)
         return add_tables(p, spec);
-    return spec->copy || (spec->w ? add_weight(p, spec) : add_vector(p, spec));
+    return spec->copy || spec->values || (spec->w ? add_weight(p, spec) : add_vector(p, spec));
 }
 
 float *folder_values(struct folder_plan *p, const struct tensor *t, int64_t n)
@@ -644,7 +674,10 @@ static void set_experts(struct gguf_writer *w, const char *arch, const struct co
     snprintf(key, sizeof key, "%s.expert_weights_norm", arch);
     gguf_set_bool(w, key, c->norm_topk);
     if (c->router != ROUTER_SOFTMAX)
-        set_u32(w, arch, "expert_gating_func", c->router == ROUTER_SIGMOID ? 2 : 3);
+        set_u32(w, arch, "expert_gating_func",
+                c->router == ROUTER_SIGMOID    ? 2
+                : c->router == ROUTER_SOFTPLUS ? 4
+                                               : 3);
     if (c->expert_scale != 1)
         set_f32(w, arch, "expert_weights_scale", (double)c->expert_scale);
     if (c->n_ff_shared)

@@ -89,6 +89,7 @@ bool mix_is_matrix(const char *name, int n_dims, const int64_t *dims)
     return n_dims >= 2 && len > 7 && !strcmp(name + len - 7, ".weight") &&
            !strstr(name, "_norm.weight") && !strstr(name, "ffn_gate_inp.weight") &&
            !strstr(name, "conv1d") && !strstr(name, "shortconv.conv.") && !strstr(name, "altup_") &&
+           !strstr(name, "_ape.") && !strstr(name, "_tid2eid.") && !strstr(name, "hc_") &&
            strncmp(name, "position_embd.", 14) && strncmp(name, "token_types.", 12) &&
            strcmp(name, "v.patch_embd.weight") && strcmp(name, "v.position_embd.weight") &&
            strcmp(name, "mm.patch_merger.weight") && strcmp(name, "mm.input_projection.weight") &&

@@ -66,7 +66,8 @@ bool convert_add_tensors(struct transcode *t, struct error *err)
 {
     for (size_t i = 0; i < t->in->n_tensors; i++) {
         const struct tensor *s = &t->in->tensors[i];
-        bool readable = quant_has_codes(s->type) || quantize_supported(s->type) ||
+        bool readable = s->type == DT_I32 || /* a table of numbers, which stays as it is */
+                        quant_has_codes(s->type) || quantize_supported(s->type) ||
                         s->type == DT_NVFP4 || s->type == DT_Q1_0 || s->type == DT_Q2_0;
         if (!readable)
             return error_set(err, "%s: tensor '%s': cannot read type %s", t->in->path, s->name,

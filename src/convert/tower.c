@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "convert/folder.h"
 #include "model/model.h"
+#include "text/tokenizer/tokenizer.h"
 #include "vision/family.h"
 
 #include <math.h>
@@ -202,9 +203,42 @@ static bool add_part(struct folder_plan *p, int part)
     return ok;
 }
 
+/* The text model's table of embeddings. NULL: none, or one of an unknown kind. */
+static const struct tensor *find_embeddings(const struct tensorfile *f)
+{
+    static const char *const names[] = {"embed_tokens.weight", "tok_embeddings.weight"};
+    for (size_t i = 0; i < f->n_tensors; i++)
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+            const struct tensor *t = &f->tensors[i];
+            size_t n = strlen(t->name), len = strlen(names[k]);
+            if (n >= len && !strcmp(t->name + n - len, names[k]) && t->n_dims == 2 &&
+                (t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16))
+                return t;
+        }
+    return NULL;
+}
+
+/* The embedding of the token between rows of features. Without a tokenizer it is left out. */
+static bool add_row_mark(struct folder_plan *p)
+{
+    const char *mark = p->c->tower->family->row_mark;
+    struct tokenizer *tok = mark ? tokenizer_load(p->f, NULL) : NULL;
+    int32_t id = tok ? tokenizer_find(tok, mark, strlen(mark)) : -1;
+    const struct tensor *t = id >= 0 ? find_embeddings(p->f) : NULL;
+    tokenizer_free(tok);
+    int64_t E = t ? t->dims[0] : 0;
+    if (!t || id >= t->dims[1] || E != p->c->tower->n_out)
+        return true;
+    float *v = mem_zalloc((size_t)E, sizeof *v);
+    quant_dequantize(t->type, (const char *)t->data + dtype_bytes(t->type, (size_t)(id * E)), v,
+                     (size_t)E);
+    add(p, "v.token_embd.img_break", 1, &E, v);
+    return true;
+}
+
 static bool plan(struct folder_plan *p)
 {
-    bool ok = add_positions(p) && add_bounds(p);
+    bool ok = add_positions(p) && add_bounds(p) && add_row_mark(p);
     for (int i = 0; ok && i < tower_n_parts(p->c->tower); i++)
         ok = add_part(p, i);
     return ok;

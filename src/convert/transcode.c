@@ -359,8 +359,10 @@ static bool do_chunk(struct transcode_job *r, const struct transcode_chunk *c, s
     int64_t row = 0;
     const struct input_matrix *s = o->mats ? chunk_source(o, c, &row) : NULL;
     const void *data = b->blocks;
-    if (s && !o->n_merges && !o->row_times && is_plain(s) && !o->heads &&
-        s->data->type == o->type) {
+    if (!s && o->type == DT_I32) {
+        data = (const char *)o->values + row_bytes * (size_t)c->row;
+    } else if (s && !o->n_merges && !o->row_times && is_plain(s) && !o->heads &&
+               s->data->type == o->type) {
         data = s->data->data + (size_t)row * row_bytes;
     } else if (s && !o->n_merges && is_packed(s) && s->layout.type == o->type &&
                transcode_copies(o)) {

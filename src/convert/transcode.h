@@ -37,8 +37,8 @@ struct out_tensor {
     int64_t rows; /* of each matrix */
     int n_mats;
     struct input_matrix *mats; /* (n_mats), or one that holds all matrices; NULL: `values` */
-    float *values;             /* (rows, dims[0]) computed here, n_mats = 1 */
-    float *scales;             /* (n_mats) NVFP4: factor on a GGUF's values; owned, or NULL */
+    float *values; /* (rows, dims[0]) computed here, n_mats = 1; of type I32 their bits */
+    float *scales; /* (n_mats) NVFP4: factor on a GGUF's values; owned, or NULL */
     /* > 0: number of heads whose rows are interleaved, first half with second half. GGUF stores q
      * and k of the llama architecture in this order. */
     int heads;
