@@ -1,6 +1,7 @@
 /* What the commands share. See cli.h. */
 #include "cli/cli.h"
 #include "cli/listen.h"
+#include "cli/hub/hub.h"
 #include "dist/job.h"
 #include "base/input.h"
 #include "base/mem.h"
@@ -113,6 +114,30 @@ void cli_adapters_free(const struct adapter_ref **refs, int *n)
 void cli_runtime_options_clear(struct runtime_options *opt)
 {
     cli_adapters_free(&opt->loras, &opt->n_loras);
+    mem_free((char *)(uintptr_t)opt->draft_model);
+    opt->draft_model = NULL;
+}
+
+/* --draft-model: a path, or a name on the Hub. */
+static bool find_draft_model(const struct usage *u, const struct model_flags *f,
+                             struct runtime_options *opt)
+{
+    struct buf path = {0};
+    struct error err = {0};
+    if (f->draft_device && !f->draft_model) {
+        args_usage_error(u, "--draft-device: there is no --draft-model");
+        return false;
+    }
+    if (!f->draft_model)
+        return true;
+    if (!hub_open(f->draft_model, &path, &err)) {
+        args_usage_error(u, "--draft-model: %s", err.msg);
+        return false;
+    }
+    opt->draft_model = path.len ? buf_take(&path) : mem_strdup(f->draft_model);
+    opt->draft_device = f->draft_device;
+    buf_clear(&path);
+    return true;
 }
 
 bool cli_few_adapters(const struct runtime_options *opt, struct error *err)
@@ -139,6 +164,7 @@ bool cli_draft(const struct usage *u, const char *how, int *draft, unsigned *fro
     } ways[] = {{"auto", DRAFT_AUTO, 0},
                 {"text", DRAFT_AUTO, 1u << DRAFT_TEXT},
                 {"head", DRAFT_AUTO, 1u << DRAFT_HEAD},
+                {"model", DRAFT_AUTO, 1u << DRAFT_MODEL},
                 {"off", 0, 0}};
     for (size_t i = 0; how && i < sizeof ways / sizeof *ways; i++)
         if (!strcmp(how, ways[i].name)) {
@@ -152,8 +178,9 @@ bool cli_draft(const struct usage *u, const char *how, int *draft, unsigned *fro
     errno = 0;
     long n = strtol(how, &end, 10);
     if (end == how || *end || errno || n < 0 || n > DRAFT_MOST) {
-        args_usage_error(u, "--draft: '%s' is not auto, text, head, off or a number up to %d", how,
-                         DRAFT_MOST);
+        args_usage_error(u,
+                         "--draft: '%s' is not auto, text, head, model, off or a number up to %d",
+                         how, DRAFT_MOST);
         return false;
     }
     *draft = (int)n;
@@ -192,7 +219,8 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
            cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&
            cli_kv_type(u, "cache-type-k", f->k_type, &opt->k_type) &&
            cli_kv_type(u, "cache-type-v", f->v_type, &opt->v_type) &&
-           cli_adapters(u, "lora", &f->loras, &opt->loras, &opt->n_loras);
+           cli_adapters(u, "lora", &f->loras, &opt->loras, &opt->n_loras) &&
+           find_draft_model(u, f, opt);
 }
 
 int cli_columns(void)

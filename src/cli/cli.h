@@ -82,18 +82,33 @@ struct model_flags {
     bool deterministic, no_repack, profile, kv_canary;
     int draft;             /* see runtime.h; initialised to DRAFT_AUTO by commands that generate */
     const char *draft_how; /* --draft of those commands; NULL = auto */
+    const char *draft_model, *draft_device;
     int tp, pp, rank_timeout;
     bool ep;
     const char *expert_stats, *expert_memory;
     struct opt_list loras;
 };
-/* --draft, for commands that generate. */
+/* --draft and --draft-model, for commands that generate. */
 #define DRAFT_ROW(f)                                                                               \
     {                                                                                              \
-        OPT_STRING, 0, "draft", "spec-draft-n-max", &(f).draft_how, 0, 0, "auto|text|head|off|N",  \
-            "draft tokens: as many as pay (auto), from earlier text or the MTP block alone, "      \
-            "none, "                                                                               \
-            "or always N from the block (default: auto)"                                           \
+        OPT_STRING, 0, "draft", "spec-draft-n-max", &(f).draft_how, 0, 0,                          \
+            "auto|text|head|model|off|N",                                                          \
+            "draft tokens: as many as pay (auto), from earlier text, the MTP block or the draft "  \
+            "model alone, none, or always N from the draft model or the block (default: auto)"     \
+    }
+#define DRAFT_MODEL_ROWS(f)                                                                        \
+    {OPT_STRING,                                                                                   \
+     0,                                                                                            \
+     "draft-model",                                                                                \
+     "model-draft",                                                                                \
+     &(f).draft_model,                                                                             \
+     0,                                                                                            \
+     0,                                                                                            \
+     "MODEL",                                                                                      \
+     "a small model with the same vocabulary, which drafts tokens"},                               \
+    {                                                                                              \
+        OPT_STRING, 0, "draft-device", "device-draft", &(f).draft_device, 0, 0, "NAME",            \
+            "the draft model's device (default: the model's)"                                      \
     }
 /* --lora, for commands that run a model on text. Its row comes before the engine's. */
 #define LORA_ROW(f)                                                                                \

@@ -80,9 +80,34 @@ static void check_memory(void)
     }
 }
 
+/* Opens a GPU, and says what it is. */
+static void check_device(const char *device, const char *what)
+{
+    char a[16], b[16], sm[24] = "", rate[40] = "", text[700];
+    struct backend_options opt = {.device = device};
+    struct error err = {0};
+    struct gpu_facts g;
+    struct backend *be = backend_open(&opt, &err);
+    if (!be) {
+        wrong(what, err.msg);
+        return;
+    }
+    if (device_facts_of(be, &g)) {
+        if (g.sm)
+            snprintf(sm, sizeof sm, ", sm_%d", g.sm);
+        if (g.read_bytes_s > 0)
+            snprintf(rate, sizeof rate, "; reads %.0f GB/s", g.read_bytes_s * 1e-9);
+        snprintf(text, sizeof text, "%s%s, driver %s; %s, of which %s are free%s%s", g.name, sm,
+                 *g.driver ? g.driver : "unknown", cli_bytes((double)g.memory_bytes, a),
+                 cli_bytes((double)device_room(device, 1.0), b), rate,
+                 g.software ? "; computes on the CPU, so models run on it only with --device" : "");
+        good(what, text);
+    }
+    be->ops->close(be);
+}
+
 static void check_gpu(void)
 {
-    char a[16], b[16], text[700];
     bool driver = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
     bool built = strstr(version_build(), "CUDA");
     if (!device_count("auto") && !(driver && built)) {
@@ -94,24 +119,24 @@ static void check_gpu(void)
                   "and build again");
         return;
     }
-    struct backend_options opt = {.device = device_default(DEVICE_GPU)};
-    struct error err = {0};
-    struct backend *be = backend_open(&opt, &err);
-    if (!be) {
-        wrong("GPU", err.msg);
-        return;
+    check_device(device_default(DEVICE_GPU), "GPU");
+}
+
+/* The other kinds of GPUs, which run models only if they are named. */
+static void check_others(void)
+{
+    const char *missing, *name, *first = device_default(DEVICE_GPU);
+    for (int i = 0; (name = device_gpu_type(i, &missing)) != NULL; i++) {
+        char device[64];
+        if (strcmp(name, first) == 0 && (missing || device_count("auto") > 0))
+            continue; /* check_gpu has looked at it */
+        if (missing)
+            advise(name, missing);
+        for (int k = 0, n = device_count(name); k < n; k++) {
+            snprintf(device, sizeof device, "%s:%d", name, k);
+            check_device(device, device);
+        }
     }
-    struct gpu_facts g;
-    if (device_facts_of(be, &g)) {
-        snprintf(text, sizeof text,
-                 "%s, sm_%d, driver %s; %s, of which %s are free; reads %.0f GB/s", g.name, g.sm,
-                 *g.driver ? g.driver : "unknown", cli_bytes((double)g.memory_bytes, a),
-                 cli_bytes((double)device_room(opt.device, 1.0), b), g.read_bytes_s * 1e-9);
-        good("GPU", text);
-        if (g.sm < 80)
-            wrong("GPU", "older than Ampere (sm_80): steel's kernels do not run on it");
-    }
-    be->ops->close(be);
 }
 
 static void check_files(void)
@@ -150,6 +175,7 @@ int cmd_doctor(int argc, char **argv)
     check_cpu();
     check_memory();
     check_gpu();
+    check_others();
     check_files();
     if (problems)
         printf("%d problem%s\n", problems, problems == 1 ? "" : "s");

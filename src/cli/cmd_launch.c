@@ -501,6 +501,7 @@ int cmd_launch(int argc, char **argv)
         {OPT_STRING, 0, "chat-template", "chat-template-file", &chat_template, 0, 0, "FILE",
          "use this Jinja file instead of the model's template"},
         DRAFT_ROW(model),
+        DRAFT_MODEL_ROWS(model),
         MODEL_FLAG_ROWS(model),
     };
     const struct usage u = {

@@ -533,6 +533,10 @@ static bool finish(const struct usage *u, struct planner *p)
         !cli_kv_type(u, "cache-type-k", p->k, &p->opt.k_type) ||
         !cli_kv_type(u, "cache-type-v", p->v, &p->opt.v_type) || !parse_links(u, p))
         return false;
+    if (p->ranks && p->here.draft_model) {
+        args_usage_error(u, "--draft-model is planned for one process on this machine");
+        return false;
+    }
     if (!predict_device_parse(p->gpu ? p->gpu : "h200", &p->on, &err))
         args_usage_error(u, "--gpu %s", err.msg);
     else if (!args_int_list(p->seqs_text, p->seqs, MOST_SEQS, &p->n_seqs))
@@ -623,6 +627,7 @@ int cmd_plan(int argc, char **argv)
         {OPT_STRING, 0, "expert-memory", 0, &p.here.expert_memory, 0, 0, "SIZE",
          "memory for experts, as 8G; the others are read from the file"},
         {OPT_FLAG, 0, "no-repack", 0, &p.here.no_repack, 0, 0, 0, "compute from the mapped file"},
+        DRAFT_MODEL_ROWS(p.here),
         {OPT_FLAG, 0, "no-probe", 0, &p.no_probe, 0, 0, 0,
          "measure nothing, and predict no speeds"},
         {OPT_HEADING, 0, "arrangement", 0, 0, 0, 0, 0, 0},

@@ -261,9 +261,12 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
         return false;
     opt->expert_bytes = r->backend.expert_memory;
     opt->draft = r->draft == 0 ? -1 : r->draft == DRAFT_AUTO ? 0 : r->draft;
-    opt->draft_from = r->draft_from == 1u << DRAFT_TEXT   ? "text"
-                      : r->draft_from == 1u << DRAFT_HEAD ? "head"
-                                                          : NULL;
+    opt->draft_from = r->draft_from == 1u << DRAFT_TEXT    ? "text"
+                      : r->draft_from == 1u << DRAFT_HEAD  ? "head"
+                      : r->draft_from == 1u << DRAFT_MODEL ? "model"
+                                                           : NULL;
+    opt->draft_model = r->draft_model;
+    opt->draft_device = r->draft_device;
     struct buf names = {0};
     struct error err = {0};
     for (int i = 0; i < r->n_loras; i++)
@@ -484,6 +487,7 @@ int cmd_run(int argc, char **argv)
          "add X to a token's logit; ID=false forbids it (repeatable)"},
         LORA_ROW(f.model),
         DRAFT_ROW(f.model),
+        DRAFT_MODEL_ROWS(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {

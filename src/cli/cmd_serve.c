@@ -209,7 +209,9 @@ static bool list_models(struct serve_flags *f, const char *const *pos, int n, st
     all->defaults.chat_template = NULL;
     all->defaults.at_start = false;
     all->defaults.task = MODEL_BY_FILE;
-    all->defaults.engine.runtime.n_loras = 0; /* adapters belong to the first model */
+    /* adapters and the draft model belong to the first model */
+    all->defaults.engine.runtime.n_loras = 0;
+    all->defaults.engine.runtime.draft_model = NULL;
     all->dirs = &f->dirs;
     all->hub = none || pull;
     if (!alone && !serve_made_dir(all, pull, err))
@@ -238,9 +240,11 @@ static bool list_models(struct serve_flags *f, const char *const *pos, int n, st
         if (*helpers[i].path && !serve_add(all, *helpers[i].path, helper, err))
             return false;
     }
-    if (!alone && !none && f->main.engine.runtime.n_loras)
-        return error_set(err, "--lora with several models: put it into a section [model NAME] of "
-                              "the config file");
+    if (!alone && !none && (f->main.engine.runtime.n_loras || f->main.engine.runtime.draft_model))
+        return error_set(err,
+                         "%s with several models: put it into a section [model NAME] of the config "
+                         "file",
+                         f->main.engine.runtime.n_loras ? "--lora" : "--draft-model");
     f->srv.models = all->list;
     f->srv.n_models = all->n;
     if (!alone) {
@@ -355,6 +359,8 @@ static bool is_of_model(const char *name)
         "dry-allowed-length",
         "dry-penalty-last-n",
         "draft",
+        "draft-model",
+        "draft-device",
         "threads",
         "ctx-size",
         "device",
@@ -523,6 +529,7 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
          "1 = off; default: the model's, or 1"},
         SAMPLING_ROWS(*s, f->samplers, f->breakers),
         DRAFT_ROW(f->model),
+        DRAFT_MODEL_ROWS(f->model),
         MODEL_FLAG_ROWS(f->model),
     };
     const struct usage u = {

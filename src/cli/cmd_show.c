@@ -171,17 +171,64 @@ static void print_rope_parts(const struct config *c, int *n)
         part(n, "RoPE base %g (%g in windows)", r->theta, w->theta);
 }
 
+/* NULL: SiLU, which is not printed. There is no default case, so the compiler reports a new activation without a name. */
+static const char *act_name(enum activation act)
+{
+    switch (act) {
+    case ACT_SILU:
+        return NULL;
+    case ACT_GELU_TANH:
+    case ACT_GELU:
+        return "GeGLU";
+    case ACT_SWIGLU_CLAMP:
+    case ACT_SILU_CLAMP:
+        return "clamped SwiGLU";
+    case ACT_SILU_LIMIT:
+        return "limited SwiGLU";
+    case ACT_RELU2:
+        return "squared ReGLU";
+    case ACT_PLAIN_RELU2:
+        return "squared ReLU";
+    case ACT_PLAIN_XIELU:
+        return "xIELU";
+    case ACT_PLAIN_GELU:
+    case ACT_PLAIN_GELU_TANH:
+        return "GELU";
+    case ACT_PLAIN_QUICK_GELU:
+        return "quick GELU";
+    case ACT_NONE:
+        return "no activation";
+    }
+    return NULL;
+}
+
+static const char *router_name(enum router_kind kind)
+{
+    switch (kind) {
+    case ROUTER_SOFTMAX:
+        return NULL;
+    case ROUTER_SIGMOID:
+        return "sigmoid routing";
+    case ROUTER_SOFTMAX_TOP:
+        return "softmax after the choice";
+    case ROUTER_SPARSE_MIXER:
+        return "sparse mixer";
+    case ROUTER_SOFTPLUS:
+        return "routing by the root of softplus";
+    }
+    return NULL;
+}
+
 static void print_mlp_parts(const struct config *c, const struct network *net, int *n)
 {
-    static const char *const acts[] = {"", "GeGLU", "GeGLU", "clamped SwiGLU", "GELU"};
-    static const char *const routers[] = {"", "sigmoid routing", "softmax after the choice"};
     int dense = 0, depth = network_depth(net);
     const struct mlp *last = &net->layers[depth - 1].mlp;
     for (int i = 0; i < depth; i++)
         dense += !net->layers[i].mlp.router.w;
     enum activation act = last->router.w ? last->experts.act : last->dense.act;
-    if (acts[act][0])
-        part(n, "%s", acts[act]);
+    const char *name = act_name(act);
+    if (name)
+        part(n, "%s", name);
     if (last->block.out.kind)
         part(n, "norms after blocks");
     if (net->embed.layers.width)
@@ -190,8 +237,8 @@ static void print_mlp_parts(const struct config *c, const struct network *net, i
         part(n, "softcap of logits %g", (double)net->head.softcap);
     if (!last->router.w)
         return;
-    if (routers[last->router.kind][0])
-        part(n, "%s", routers[last->router.kind]);
+    if ((name = router_name(last->router.kind)))
+        part(n, "%s", name);
     if (last->router.n_groups > 1)
         part(n, "%d of %d expert groups", last->router.n_groups_used, last->router.n_groups);
     if (last->router.choice_bias)

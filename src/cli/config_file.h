@@ -23,5 +23,8 @@ struct config_file {
 };
 
 const struct config_file *config_file_get(void);
+/* Cuts a text into lines, which point into it, with to->lines allocated by mem. Returns the number of the line that is
+ * none, or 0. */
+int config_file_parse(char *text, struct config_file *to);
 
 #endif

@@ -213,7 +213,7 @@ struct row {
     char mark;
     size_t memory, mapped;
 };
-enum { ROWS = FIT_PARTS + 6 };
+enum { ROWS = FIT_PARTS + 7 };
 
 static int rows_of(const struct plan_fit *p, struct row *out)
 {
@@ -226,6 +226,7 @@ static int rows_of(const struct plan_fit *p, struct row *out)
                                     plan->weights.mapped[i]};
     const struct row more[] = {
         {"adapters, image tower", 't', plan->more_weights, 0},
+        {"draft model", 'f', plan->small, 0},
         {"KV cache", 'k', plan->kv, 0},
         {"states", 's', plan->states, 0},
         {"working memory", 'w', plan->step, 0},
@@ -240,7 +241,8 @@ static int rows_of(const struct plan_fit *p, struct row *out)
 static size_t total_memory(const struct plan_fit *p)
 {
     const struct runtime_plan *q = &p->plan;
-    return fit_memory(&q->weights) + q->more_weights + q->kv + q->states + q->step + q->other;
+    return fit_memory(&q->weights) + q->more_weights + q->small + q->kv + q->states + q->step +
+           q->other;
 }
 
 /* The bar's full width is the usable memory; or the needed memory, if that is more, or too little to be seen. */
