@@ -83,13 +83,15 @@ def chat_seeds():
     to = folder("fuzz_chat_parser")
     text = open(ROOT + "/src/text/chat/chat_parse.h").read()
     formats = re.findall(r"^    CHAT_(\w+),", text[text.index("enum chat_format {"):text.index("CHAT_N_FORMATS")], re.M)
-    string = r'(NULL|(?:"(?:[^"\\]|\\.)*"\s*)+)'
+    # a text, a name, or a text with the mark of MiniMax-M3 in it
+    string = r'(\w+|(?:(?:NS|"(?:[^"\\]|\\.)*")\s*)+)'
     case = re.compile(r"check\(\s*CHAT_(\w+),\s*(true|false),\s*" + r",\s*".join([string] * 4) + r"\)")
+    spoken = lambda answer: b"".join(b"]<]minimax[>[" if x == "NS" else unescape(x[1:-1]) for x in re.findall(r'NS|"(?:[^"\\]|\\.)*"', answer))
     counts = {}
     for name, thinks, answer, _, reasoning, calls in case.findall(open(ROOT + "/tests/test_chat_parse.c").read()):
-        if reasoning.strip() == calls.strip() == "NULL":
+        if reasoning.strip() == calls.strip() == "NULL" or '"' not in answer:
             continue
-        said = b"".join(unescape(x) for x in re.findall(r'"((?:[^"\\]|\\.)*)"', answer))
+        said = spoken(answer)
         # the fuzzer's first byte: the format by its remainder; bits 8 and 16 remove tools and reasoning; 32: thinking has begun
         how = next(b for b in range(256) if b % len(formats) == formats.index(name) and not b & 24 and bool(b & 32) == (thinks == "true"))
         counts[name] = counts.get(name, -1) + 1
@@ -98,7 +100,7 @@ def chat_seeds():
     marks = re.findall(r"^    CHAT_THOUGHTS_(\w+),", text, re.M)
     case = re.compile(r"check_thoughts\(\s*CHAT_THOUGHTS_(\w+),\s*CHAT_(\w+),\s*(true|false),\s*" + string)
     for thoughts, name, thinks, answer in case.findall(open(ROOT + "/tests/test_chat_parse.c").read()):
-        said = b"".join(unescape(x) for x in re.findall(r'"((?:[^"\\]|\\.)*)"', answer))
+        said = spoken(answer)
         how = next(b for b in range(256) if b % len(formats) == formats.index(name) and not b & 24 and bool(b & 32) == (thinks == "true"))
         counts["thoughts_" + thoughts] = counts.get("thoughts_" + thoughts, -1) + 1
         with open(os.path.join(to, f"thoughts_{thoughts.lower()}{counts['thoughts_' + thoughts]}"), "wb") as f:
