@@ -1,8 +1,9 @@
 #!/bin/sh
 # arm.sh [CPU...]: builds for aarch64 with Debian's cross compiler and runs tests under qemu-user, once for each CPU that it
 # emulates (by default one for each set of kernels: max has i8mm, neoverse-n1 dotprod, cortex-a53 neon).
-# PACKAGES=1: `make dist` and `make deb`, too (default without NAMES). NAMES="..." chooses tests by name; ALL=1: every test that this can emulate, not only the usual list. SMALL=1: what CI has
-# time for, tests of kernels, and no more is built.
+# PACKAGES=1: `make dist` and `make deb`, too (default without NAMES). NAMES="..." chooses tests by name, NAMES=logits the
+# comparison of the sets' logits; ALL=1: every test that this can emulate, not only the usual list. SMALL=1: what CI has time
+# for, tests of kernels, and no more is built.
 # A program is run through a script of its name in build-aarch64-linux-gnu/CPU, which is the build folder for tests/run.sh:
 # nothing has to be registered with the kernel. So a program cannot start itself: tests of that are in NOT_HERE.
 CROSS=aarch64-linux-gnu
@@ -10,7 +11,7 @@ B=build-$CROSS
 CPUS=${*:-max neoverse-n1 cortex-a53}
 # Products, attention, mixers and quantisers; whole models against golden logits; the server and its clients; files and commands.
 USUAL="test_ops test_ops_suite test_attention test_golden test_invariance test_ref test_pick test_pack test_quant test_quantize
-    test_lora test_vision test_mtp test_embed test_draft test_together test_pool test_mem test_sampler test_kvcache test_tensorfile
+    test_lora test_vision test_mtp test_embed test_draft test_draft_model test_together test_pool test_mem test_sampler test_kvcache test_tensorfile
     test_layout test_image test_tokenizer_parts test_grammar test_hostile test_canary test_scheduler test_api test_endpoints
     test_http test_server test_clients test_completions test_responses test_template test_tokenize test_variants
     test_sampling_flags test_demo_logits test_unigram"
@@ -56,10 +57,35 @@ names() {
 }
 
 for cpu in $([ "$NAMES" = none ] || echo $CPUS); do
-    echo "== aarch64, $cpu"
     scripts "$cpu"
+    [ "$NAMES" = logits ] && continue
+    echo "== aarch64, $cpu"
     NAMES=$(names) JOBS=${JOBS:-1} nice -n ${NICE:-10} sh tests/run.sh "$B/$cpu" || failed=1
 done
+# Every set of kernels gives the same logits, to the bit: 96 tokens of the demo model in formats of one and two input codes.
+same_logits() {
+    out=$B/logits
+    rm -rf "$out" && mkdir -p "$out"
+    python3 -c "import struct, sys
+d = open('demo/fixture.bin', 'rb').read()
+n, vocab = struct.unpack_from('<i', d, 8)[0], struct.unpack_from('<i', d, 4)[0]
+sys.stdout.buffer.write(struct.pack('<2i', n, vocab) + d[16:16 + 4 * n])" >"$out/ids"
+    first=$B/${CPUS%% *}/steel
+    export STEEL_CONFIG=
+    $first convert demo/steel-demo "$out/bf16.gguf" --type bf16 >"$out/log" 2>&1 || { cat "$out/log"; return 1; }
+    for type in Q8_0 Q4_K Q6_K; do
+        rm -f "$out"/*.logits
+        $first quantize "$out/bf16.gguf" "$out/$type.gguf" $type >"$out/log" 2>&1 || { cat "$out/log"; return 1; }
+        for cpu in $CPUS; do
+            "$B/$cpu/steel" logits "$out/$type.gguf" --ids "$out/ids" --out "$out/$cpu.logits" --device cpu >"$out/log" 2>&1 ||
+                { cat "$out/log"; return 1; }
+            cmp "$out/${CPUS%% *}.logits" "$out/$cpu.logits" || return
+        done
+    done
+}
+if [ -z "$NAMES" ] || [ "$NAMES" = logits ]; then
+    same_logits && echo "ok    the same logits on $CPUS" || { echo "FAIL  the same logits on $CPUS"; failed=1; }
+fi
 # The binary and the package for other machines, which hold their libraries: run with nothing but libc.
 packages() {
     arm="qemu-aarch64${sysroot:+ -L $sysroot}" out=$B/package deb=dist/steel-llm_$(cat VERSION)_arm64.deb

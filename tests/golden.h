@@ -107,15 +107,18 @@ static inline double logits_kl(const struct logits *p, const struct logits *q)
     return logits_kl_worst(p, q, &worst);
 }
 
-/* A GPU lacks some parts of layers (docs/families.md). Whether it refuses the model, by layer and part. */
-static inline bool device_refuses(const char *model)
+/* A GPU lacks some parts of networks, or adapters (docs/families.md, docs/vulkan.md). Whether it refuses the model, and
+ * says which part. adapter: NULL = none. */
+static inline bool device_refuses(const char *model, const char *adapter)
 {
     const char *device = getenv("STEEL_TEST_DEVICE");
+    struct adapter_ref ref = {.name = "it", .path = (char *)adapter, .scale = 1};
     struct runtime_options opt = {.context = 64, .backend = {.threads = 1, .device = device}};
+    opt.loras = &ref;
+    opt.n_loras = adapter != NULL;
     struct error err = {0};
     struct runtime *rt = device ? runtime_open(model, &opt, &err) : NULL;
-    bool refused =
-        device && !rt && strstr(err.msg, ": layer ") && strstr(err.msg, "is not supported on");
+    bool refused = device && !rt && strstr(err.msg, " not supported on ");
     if (refused)
         print_message("skipped: %s\n", err.msg);
     if (rt)

@@ -663,6 +663,12 @@ def test_unread_replies(_):
     get = lambda path: f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     file = get("/web/katex.js")
     replies = lambda: s.metrics()['steel_http_replies_total{status="2xx"}']
+    with s.socket() as c:
+        c.sendall(file[:-2] + b"Connection: close\r\n\r\n")
+        found = read_reply(c).startswith(b"HTTP/1.1 200")
+    if not found:
+        print("skipped: test_unread_replies: libjs-katex was not installed when steel was built: no large file to ask for")
+        return
     # one who reads gets the reply to each request
     with s.socket() as c:
         c.sendall(file * 300 + get("/ping") + b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

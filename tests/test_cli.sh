@@ -153,6 +153,9 @@ expect 0 '(q8_0, values q4_0)' "$steel" show tests/golden/qwen3moe --brief -ctk=
 expect 0 'generated 1 tokens' "$steel" run "$tmp/tiny.gguf" --raw -p=x -n=1 -c=16
 expect 2 'quiet takes no value' "$steel" run "$tmp/tiny.gguf" -q=1
 expect 2 "unknown option '-x=1'" "$steel" run "$tmp/tiny.gguf" -x=1
+for part in "nemotron squared ReLU" "bitnet squared ReGLU" "apertus xIELU" "gpt2 GELU" "phimoe sparse mixer"; do
+    expect 0 "^parts .*${part#* }" "$steel" show "tests/golden/${part%% *}" --brief
+done
 for c in run serve bench show; do
     expect 0 '^  -ctk, --cache-type-k TYPE ' "$steel" $c --help
     expect 0 '^  -ctv, --cache-type-v TYPE ' "$steel" $c --help

@@ -219,7 +219,8 @@ def walk_adapters(faults, model):
         status, _, text = load()
         hit = faults.disarm()
         where = f"adapter: {kind} {k} failed ({hit}): {status} {text}\n"
-        assert hit and status >= 400 and json.loads(text)["error"]["message"] and "bytes for a LoRA adapter" in s.log(), where + s.log()
+        assert hit and status >= 400 and json.loads(text)["error"]["message"], where + s.log()
+        s.wait_line("bytes for a LoRA adapter")
         assert s.get("/health")[0] == 200 and ask(s, TEXT, False) == plain, where + s.log()
         assert load()[0] == 200 and ask(s, body, False) == good, where + s.log()
         drop()

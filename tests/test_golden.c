@@ -4,6 +4,7 @@
  * the exact logits than llama.cpp is. tests/golden has a small model of every family, also of those
  * that Steel does not run yet: each is a test of its own, skipped by name if the family is refused.
  * More formats and larger models lie in ../shared/golden, where that is present.
+ *   test_golden [FAMILY...]: only these folders of tests/golden
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +13,11 @@
 #include <stdlib.h>
 #include <cmocka.h>
 #include <glob.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "golden.h"
 
@@ -88,6 +94,9 @@ static const char *const running[] = {"gpt_oss_mxfp4",
                                       "gpt_neox",
                                       "gpt2",
                                       "phimoe",
+                                      "longcat_flash",
+                                      "minimax",
+                                      "deepseek_v4",
                                       "mimo_v2_flash",
                                       "gemma3n",
                                       "bitnet_packed"};
@@ -185,10 +194,12 @@ static bool is_sharp(const char *name)
 /* A GPU's products round to halves, which those models do not bear either. */
 static bool is_too_sharp(const char *name)
 {
-    bool sharp = getenv("STEEL_TEST_DEVICE") && is_sharp(name);
+    bool keys =
+        !strcmp(name, "glm_moe_dsa"); /* KL at three positions: 8e-3 to 7e-2, else below 1e-4 */
+    bool sharp = getenv("STEEL_TEST_DEVICE") && (is_sharp(name) || keys);
     if (sharp)
-        print_message("skipped: %s: fp16 chooses other experts (bench/notes/correctness.md)\n",
-                      name);
+        print_message("skipped: %s: fp16 chooses other %s (bench/notes/correctness.md)\n", name,
+                      keys ? "keys" : "experts");
     return sharp;
 }
 
@@ -217,6 +228,10 @@ static void check_adapter(const char *adapter, const char *model_dir)
     snprintf(file, sizeof file, "%s/golden.bin", adapter);
     struct logits g = logits_read(file);
     check_adapted_reference(base, adapter, name, &g);
+    if (device_refuses(base, adapter)) {
+        logits_free(&g);
+        return;
+    }
     check_adapted_default(base, adapter, name, &g);
     struct logits plain = logits_compute(base, &g, 0, DT_NONE); /* it does change something */
     assert_true(logits_kl(&g, &plain) > 1e-3);
@@ -312,12 +327,47 @@ static void micro_family(void **state)
     snprintf(file, sizeof file, "%s/golden.bin", path);
     struct logits g = logits_read(file);
     check_reference(path, name, &g);
-    bool left = is_too_sharp(name) || device_refuses(path);
+    bool left = is_too_sharp(name) || device_refuses(path, NULL);
     if (!left)
         check_default(path, name, &g);
     logits_free(&g);
     if (left)
         skip();
+}
+
+/* A copy of a folder in `to` (below TMPDIR) whose config.json has another member. */
+static void with_member(const char *path, const char *member, char *to, size_t size)
+{
+    char full[PATH_MAX], file[PATH_MAX + 32], at[300], text[1 << 16];
+    const char *tmp = getenv("TMPDIR");
+    snprintf(to, size, "%s/steel-golden-XXXXXX", tmp ? tmp : "/tmp");
+    assert_non_null(mkdtemp(to));
+    assert_non_null(realpath(path, full));
+    snprintf(file, sizeof file, "%s/model.safetensors", full);
+    snprintf(at, sizeof at, "%s/model.safetensors", to);
+    assert_int_equal(symlink(file, at), 0);
+    snprintf(file, sizeof file, "%s/config.json", full);
+    FILE *f = fopen(file, "r");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = 0;
+    snprintf(at, sizeof at, "%s/config.json", to);
+    f = fopen(at, "w");
+    assert_non_null(f);
+    fprintf(f, "{%s, %s", member, strchr(text, '{') + 1);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void remove_copy(const char *folder)
+{
+    static const char *const files[] = {"model.safetensors", "config.json"};
+    char at[300];
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(at, sizeof at, "%s/%s", folder, files[i]);
+        unlink(at);
+    }
+    rmdir(folder);
 }
 
 /* The same families, larger. */
@@ -333,13 +383,21 @@ static void larger_families(void **state)
         if (!golden_here(file))
             continue; /* it is in models/ */
         struct logits g = logits_read(file);
+        char copy[256];
+        bool whole = !strcmp(name, "mamba2"); /* transformers norms all groups at once */
+        if (whole) {
+            with_member(path, "\"norm_count\": 1", copy, sizeof copy);
+            memcpy(path, copy, sizeof path);
+        }
         bool sees = !strcmp(name, "muse_glimmer"); /* transformers reads placeholders as padding */
         for (int k = 0; sees && k < g.n_tokens; k++)
             g.ids[k] = g.ids[k] >= g.n_vocab - 2 ? 0 : g.ids[k];
         check_reference(path, name, &g);
-        if (!is_too_sharp(name) && !device_refuses(path))
+        if (!is_too_sharp(name) && !device_refuses(path, NULL))
             check_default(path, name, &g);
         logits_free(&g);
+        if (whole)
+            remove_copy(copy);
     }
 }
 
@@ -353,27 +411,39 @@ static void larger_adapters(void **state)
 
 enum { MAX_FAMILIES = 100 };
 
-int main(void)
+/* Whether the arguments name this test; without arguments all run. */
+static bool is_wanted(int argc, char **argv, const char *name)
+{
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], name))
+            return true;
+    return argc < 2;
+}
+
+int main(int argc, char **argv)
 {
     struct CMUnitTest tests[MAX_FAMILIES + 5] = {
         cmocka_unit_test(reference_is_exact), cmocka_unit_test(default_kernels_are_close),
         cmocka_unit_test(quantised_models),   cmocka_unit_test(larger_families),
         cmocka_unit_test(larger_adapters),
     };
-    size_t n = 5;
+    size_t n = argc < 2 ? 5 : 0;
     glob_t g = {0};
     glob(MICRO "*", GLOB_ONLYDIR, NULL, &g);
-    CHECK(g.gl_pathc >= sizeof running / sizeof *running && g.gl_pathc <= MAX_FAMILIES,
+    CHECK((argc > 1 || g.gl_pathc >= sizeof running / sizeof *running) &&
+              g.gl_pathc <= MAX_FAMILIES,
           "%zu families in " MICRO, g.gl_pathc);
     for (size_t i = 0; i < g.gl_pathc; i++) {
         char pooled[300];
         snprintf(pooled, sizeof pooled, "%s/pooled.bin", g.gl_pathv[i]);
-        if (golden_here(pooled)) /* test_embed.c has these */
+        if (golden_here(pooled) || /* test_embed.c has these */
+            !is_wanted(argc, argv, g.gl_pathv[i] + strlen(MICRO)))
             continue;
         tests[n++] = (struct CMUnitTest){.name = g.gl_pathv[i] + strlen(MICRO),
                                          .test_func = micro_family,
                                          .initial_state = g.gl_pathv[i]};
     }
+    CHECK(argc < 2 || (int)n == argc - 1, "%zu of %d families are in " MICRO, n, argc - 1);
     int rc = _cmocka_run_group_tests("golden", tests, n, NULL, NULL);
     globfree(&g);
     return rc;

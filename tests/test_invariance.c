@@ -81,7 +81,10 @@ static const char *const micro[] = {MICRO "qwen3moe",
                                     MICRO "gpt2",
                                     MICRO "phimoe",
                                     MICRO "mimo_v2_flash",
-                                    MICRO "gemma3n"};
+                                    MICRO "gemma3n",
+                                    MICRO "longcat_flash",
+                                    MICRO "minimax",
+                                    MICRO "deepseek_v4"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

@@ -256,7 +256,7 @@ def test_real_agents():
         "pi": ("bash", {"command": "echo it-was-run"}, ["-p", "go"]),
     }
     here = os.path.dirname(os.path.abspath(__file__))
-    path = os.pathsep.join([os.environ.get("AGENTS_BIN", ""), here + "/clients/node_modules/.bin", os.environ["PATH"]]).strip(os.pathsep)
+    path = os.pathsep.join([os.environ.get("AGENTS_BIN", ""), here + "/clients/agents/node_modules/.bin", os.environ["PATH"]]).strip(os.pathsep)
     for agent, (tool, args, words) in calls.items():
         if not shutil.which(agent, path=path):
             print(f"skipped: launch {agent}: not installed")

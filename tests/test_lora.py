@@ -213,6 +213,20 @@ def test_experts(_):
         agree(base, deltas, [write_peft(WORK + f"/fused{turned}", fused)])
 
 
+# families whose mixers and experts others do not have
+FAMILIES = ["minimax", "longcat_flash", "jamba", "falcon_h1", "olmo_hybrid", "lfm2", "phimoe"]
+
+
+def test_families(_):
+    """Every matrix of a layer, but latents' keys and values, which are a matrix per head."""
+    for family in FAMILIES:
+        base, draw = Base(family), random.Random(9)
+        names = [name.removesuffix(".weight") for name, (_, shape, _) in base.tensors.items()
+                 if name.startswith("model.layers.") and name.endswith(".weight") and len(shape) == 2 and "kv_b_proj" not in name]
+        pairs = plain_pairs(base, names, draw)
+        agree(base, deltas_of(pairs, ALPHA / RANK), [write_peft(WORK + "/" + family, pairs)])
+
+
 def test_fused_model(_):
     """Experts that the model stores as one tensor, gate and up rows interleaved, transposed."""
     base, draw = Base("gpt_oss"), random.Random(5)

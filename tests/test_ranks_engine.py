@@ -64,7 +64,7 @@ def test_adapters_later():
     with serve(TP, f"{GOLDEN}/qwen3", "--lora", f"style={GOLDEN}/qwen3-lora", "--allow-lora-loading") as s:
         status, _, text = s.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": f"{GOLDEN}/qwen3-lora"})
         assert status == 400 and '"lora_path"' in text, (status, text)
-        assert "--lora x=" in s.log(), s.log()
+        s.wait_line("--lora x=")
 
 
 def answer(s, body):
@@ -113,6 +113,9 @@ def test_drafts():
                 assert ours["steel_draft_tokens_total"] > 0
                 assert abs(ours[right] - alone[right]) <= (0 if arrangement == PP else 0.1 * alone[right]), (name, arrangement)
                 assert crowd(s, asked) == want, (name, arrangement)
+            with serve(arrangement, model, "--draft", "3", "--draft-model", model) as s:  # rank 0 has it alone
+                assert crowd(s, asked) == want, (name, arrangement)
+                assert s.metrics()['steel_draft_tokens_accepted_by_source_total{source="model"}'] > 0
         assert name != "qwen3_5_moe" or alone[right] > 0
 
 

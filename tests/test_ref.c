@@ -425,6 +425,9 @@ static double act_of(const struct ffn *f, double g, double u)
         g = fmin(g, lim);
         u = fmax(fmin(u, lim), -lim);
         return g * sigmoid((double)f->alpha * g) * (u + 1);
+    case ACT_SILU_CLAMP:
+        g = fmin(g, lim);
+        return g * sigmoid(g) * fmax(fmin(u, lim), -lim);
     case ACT_SILU_LIMIT:
         return fmin(g * sigmoid(g), lim) * fmax(fmin(u, lim), -lim);
     case ACT_RELU2:
@@ -496,7 +499,7 @@ static void test_norms(void **state)
         rig_open(&r);
         struct mlp *m = &r.layers[0].mlp;
         struct norm n = {kind, tens, kind == NORM_LAYER ? shift : NULL, 1e-2f};
-        m->block = (struct block){n, n, n, 0.25f, false};
+        m->block = (struct block){.in = n, .out = n, .sum = n, .scale = 0.25f};
         m->dense = (struct ffn){.gate_up = weight_of(&r, 2 * FF, E, 1, false),
                                 .down = weight_of(&r, E, FF, 1, false)};
         m->stream_scale = 1.5f;

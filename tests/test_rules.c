@@ -102,8 +102,31 @@ static void every_family_ends_its_thinking(void **state)
     tokenizer_free(t);
 }
 
+/* A call inside of thinking ends it, where the family makes such calls: nothing is forced into the call. */
+static void a_call_ends_thinking(void **state)
+{
+    (void)state;
+    struct error err = {0};
+    struct tokenizer *t = tokenizer_open("demo/steel-demo.gguf", &err);
+    assert_non_null(t);
+    for (int calls = 0; calls < 2; calls++) {
+        struct think_limit limit =
+            think_limit_of(chat_marks_of(CHAT_APERTUS, CHAT_THOUGHTS_APERTUS, true), true, 60);
+        struct token_rules *r = token_rules_new(t, NULL, NULL, 0, &limit);
+        struct sample_constraint none = {0}, c = token_rules_match(r, none, tokenizer_n_vocab(t));
+        struct buf out = {0};
+        generate(&c, t, calls ? "Hm.<|tools_prefix|>" : "Hm.<|tools_suffix|>", &out);
+        assert_int_equal(strstr(out.p, "so I give my answer now") == NULL, calls);
+        buf_clear(&out);
+        c.free(c.state);
+        token_rules_free(r);
+    }
+    tokenizer_free(t);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_family_ends_its_thinking)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_family_ends_its_thinking),
+                                       cmocka_unit_test(a_call_ends_thinking)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

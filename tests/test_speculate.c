@@ -25,6 +25,8 @@
 #include "mtp_toy.h"
 #include "text/grammar/grammar.h"
 
+static const double free_of_cost[DRAFT_MAKERS]; /* drafts from text */
+
 enum { ANSWER = 60, MAX_ANSWERS = 16, MOST = 400 };
 
 /*
@@ -164,7 +166,7 @@ static struct engine *open_engine(const char *model, int draft, int kv_tokens, e
     }
     struct engine *e = open_plainly(model, draft, kv_tokens);
     if (*how != OWN)
-        engine_on_draft(e, write_drafts, how);
+        engine_on_draft(e, true, write_drafts, how);
     return e;
 }
 
@@ -701,9 +703,11 @@ static void guesses_that_pay(void **state)
         for (int step = 0; step < n; step++) {
             struct draft_offer o = {.most = 1};
             o.p[0] = draft_rate_of(&cost, own, 0, 0.6);
-            int x = draft_cost_known(&cost, 1) ? draft_cost_choose(&cost, 1, &o, 1, 0, false) : 0;
+            int x = draft_cost_known(&cost, 1)
+                        ? draft_cost_choose(&cost, 1, &o, 1, free_of_cost, false, NULL)
+                        : 0;
             assert_int_equal(x, o.depth);
-            x = x ? x : draft_cost_known(&cost, 1) && draft_rate_try(&cost, 0);
+            x = x ? x : draft_cost_known(&cost, 1) && draft_rate_try(&cost, 0, 1, 0);
             made += x;
             draft_cost_learn(&cost, 1, x, false, (int64_t)(x ? cases[i].draft_ns : 100));
             draft_rate_rest(own);
@@ -726,7 +730,8 @@ static void blocks_left_out(void **state)
     for (int pays = 0; pays < 2; pays++) {
         struct scheduler sched = {.running.n = 1};
         static struct drafter sp;
-        sp = (struct drafter){.sched = &sched, .opt = {1u << DRAFT_HEAD, 0, 1, true}};
+        sp = (struct drafter){.sched = &sched,
+                              .opt = {.from = 1u << DRAFT_HEAD, .most_head = 1, .async = true}};
         struct draft_seq own = {.source = DRAFT_HEAD, .n_own = 1};
         struct seq first = {.draft = &own}, second = {.draft = &own}, *seqs[] = {&first};
         struct step_item item = {.n_tokens = 1};
@@ -738,9 +743,10 @@ static void blocks_left_out(void **state)
             assert_int_equal(first.unfollowed, !follows);
             bool tries = follows && sp.head_turn++ % HEAD_PERIOD < HEAD_TRY;
             struct draft_offer o = {.most = follows, .p = {0}};
-            draft_head_rates(&sp, own.rates, o.p);
-            item.n_draft =
-                draft_cost_known(&sp.cost, 1) ? draft_cost_choose(&sp.cost, 1, &o, 1, 0, true) : 0;
+            draft_rates(&sp, own.rates, CLASS_HEAD, o.p);
+            item.n_draft = draft_cost_known(&sp.cost, 1)
+                               ? draft_cost_choose(&sp.cost, 1, &o, 1, free_of_cost, true, NULL)
+                               : 0;
             item.n_draft |= tries;
             draft_learn(&sp, &item, 1, follows, item.n_draft ? 150 : 100);
             draft_verified(&sp, &first, item.n_draft, pays ? item.n_draft : 0);

@@ -826,6 +826,16 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
     *s = new sim_stream();
     return 0;
 }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int)
+{
+    return cudaStreamCreateWithFlags(s, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest)
+{
+    *lowest = 0;
+    *highest = -5;
+    return 0;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
     delete s;

@@ -8,7 +8,7 @@ bench-gpu: gpu-tools ## their speed
 SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -Itests/ops -pthread $(SIM_SAN)
 SIM_CUDA := $(patsubst %,$(B)/sim/%.o,$(call find_in,src/backend/cuda,*.cu) tests/gpu/cudasim.cpp)
 SIM_OPS  := $(patsubst %,$(B)/sim/%.o,$(wildcard tests/ops/*.c) $(addprefix src/,$(addsuffix .c,base/error base/mem base/os base/pool base/cpu $(addprefix sample/,sampler candidates sample_chain) \
-	$(addprefix quant/,quant grids) $(addprefix backend/,canary ref ref_mixer ref_mlp lora layer no_gpu rawweight))))
+	$(addprefix quant/,quant grids) $(addprefix backend/,canary $(patsubst src/backend/%.c,%,$(wildcard src/backend/ref*.c)) lora layer no_gpu rawweight))))
 sim_link  = $(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -rdynamic -o $@ $(filter %.o,$^) $(sort $(filter %.a,$^)) $(LIBS) -ldl -pthread
 $(B)/sim/%.c.o: %.c
 	@mkdir -p $(@D)
@@ -18,15 +18,16 @@ $(B)/sim/%.o: %
 	$(Q)$(CXX) -std=gnu++17 -Wall -Wno-unknown-pragmas $(SIM_FLAGS) -MMD -MP -x c++ -c -o $@ $<
 $(B)/sim/test_ops: $(SIM_CUDA) $(SIM_OPS)
 	$(Q)$(CXX) $(SIM_SAN) -rdynamic -o $@ $^ -lm -ldl -pthread
-# The program with a simulated GPU, for ranks_sim.py; and by hand, as it takes long, speculation (STEEL_TEST_DEVICE=cuda).
+# The program with a simulated GPU, for ranks_sim.py; and by hand, as they take long, speculation and the goldens (STEEL_TEST_DEVICE=cuda).
 $(B)/sim/src/backend/devices.c.o: SIM_FLAGS += -DSTEEL_CUDA
 $(B)/sim/steel: LIBS += $(CLI_LIBS)
 $(B)/sim/steel: $(CLI_OBJ) $(B)/libserver.a
-$(B)/sim/test_speculate $(B)/sim/test_canary $(B)/sim/test_vision: LIBS += -lcmocka
+$(B)/sim/test_speculate $(B)/sim/test_canary $(B)/sim/test_golden $(B)/sim/test_vision: LIBS += -lcmocka
 $(B)/sim/test_speculate: $(B)/tests/test_speculate.o
 $(B)/sim/test_canary: $(B)/tests/test_canary.o
+$(B)/sim/test_golden: $(B)/tests/test_golden.o
 $(B)/sim/test_vision: $(B)/tests/test_vision.o
-$(B)/sim/steel $(B)/sim/test_speculate $(B)/sim/test_canary $(B)/sim/test_vision: $(B)/sim/src/backend/devices.c.o $(SIM_CUDA) $(B)/libsteel.a
+$(B)/sim/steel $(B)/sim/test_speculate $(B)/sim/test_canary $(B)/sim/test_golden $(B)/sim/test_vision: $(B)/sim/src/backend/devices.c.o $(SIM_CUDA) $(B)/libsteel.a
 	$(sim_link)
 $(B)/sim/libnccl.so.2: tests/gpu/fakenccl.cpp tests/gpu/cudasim.h
 	@mkdir -p $(@D)

@@ -107,6 +107,15 @@ void duo_open(struct duo *d, const struct dims *s, int n_layers)
     }
 }
 
+bool duo_runs(struct duo *d, const char *group)
+{
+    struct error err = {0};
+    if (d->be[DEV]->ops->supports(d->be[DEV], &d->net[DEV], &err))
+        return true;
+    printf("skipped: %s: %s\n", group, err.msg);
+    return false;
+}
+
 void duo_prepare(struct duo *d)
 {
     struct error err = {0};
@@ -596,6 +605,25 @@ static void gpu_block(enum dtype t, uint8_t *tile, size_t len, size_t D, size_t 
     }
     if (put)
         memcpy(codes, words, 16);
+}
+
+bool tiled_rows(const struct duo *d)
+{
+    return !strcmp(d->be[DEV]->ops->name, "vulkan");
+}
+
+void tiled_rows_put(const struct duo *d, const float *values, int width, uint8_t *plane)
+{
+    enum dtype type = d->s.b.k_type;
+    size_t len = (size_t)d->s.b.page_len, D = (size_t)width;
+    for (size_t page = 0; page < (size_t)d->s.b.n_pages;
+         page++, plane += kv_tile_bytes(type, len, D))
+        for (size_t i = 0; i < len; i++)
+            for (size_t b = 0; b < D / 32; b++, values += 32) {
+                float block[32];
+                memcpy(block, values, sizeof block);
+                gpu_block(type, plane, len, D, i, b, block, true);
+            }
 }
 
 /* Converts a plane of quantised tiles from or to floats, one head at a time. */

@@ -98,6 +98,8 @@ struct plan {
 void fail_if(bool bad, const char *what);
 struct dims base_dims(void);
 void duo_open(struct duo *d, const struct dims *s, int n_layers);
+/* Whether the backend under test runs the network; says so if not. */
+bool duo_runs(struct duo *d, const char *group);
 void duo_prepare(struct duo *d); /* once the weights are there */
 void duo_close(struct duo *d);
 struct array array_random(struct duo *d, size_t n, float scale);
@@ -123,6 +125,9 @@ void mlp_free(struct duo *d, struct duo_mlp *m);
 /* Caches of random contents, the same in both memories, for layer. */
 void kv_new(struct duo *d, int layer);
 void kv_free(struct duo *d, int layer);
+/* Whether quantised rows of latents lie in tiles, too, as heads do; and such rows (n_pages, page_len, width). */
+bool tiled_rows(const struct duo *d);
+void tiled_rows_put(const struct duo *d, const float *values, int width, uint8_t *plane);
 void kv_check(struct duo *d, int layer, const char *what);
 void kv_copy_back(struct duo *d, int layer); /* the reference's becomes the other's */
 
@@ -182,6 +187,7 @@ void test_short_conv(void);
 void test_latent(void);
 void test_sparse(void);
 void test_scan(void);
+void test_compressed(void);
 void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);
 void test_encoders(void); /* encoders.c */

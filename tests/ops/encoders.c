@@ -213,8 +213,11 @@ static void encoder_case(const struct encoder_case *c, const char *named)
         kv_new(&d, i);
     }
     make_ends(&k, c);
-    duo_prepare(&d);
-    for (int mixed = small; mixed < 2; mixed++) { /* with types, and without: all of them are 0 */
+    bool runs = duo_runs(&d, named);
+    if (runs)
+        duo_prepare(&d);
+    for (int mixed = small; runs && mixed < 2;
+         mixed++) { /* with types, and without: all of them are 0 */
         struct plan p;
         int32_t types[512];
         char what[120];

@@ -20,16 +20,6 @@ static double mixer_tol(void)
     return product_tol > 2e-3 ? product_tol : 2e-3;
 }
 
-/* Whether the backend under test runs the network; says so if not. */
-static bool runs(struct duo *d, const char *group)
-{
-    struct error err = {0};
-    if (d->be[DEV]->ops->supports(d->be[DEV], &d->net[DEV], &err))
-        return true;
-    printf("skipped: %s: %s\n", group, err.msg);
-    return false;
-}
-
 static struct duo_weight plain_weight(struct duo *d, int n_in, int rows)
 {
     struct duo_weight w;
@@ -81,7 +71,7 @@ static void turn_plan(struct plan *p, const struct dims *s, const struct turn *t
 static void run_turns(struct duo *d, const struct dims *s, const char *group, const char *name,
                       const struct turn *list, int n_turns)
 {
-    if (!runs(d, group))
+    if (!duo_runs(d, group))
         return;
     int E = s->n_embd;
     size_t bytes = mixer_state_len(&d->layers[0][0].mixer) * SLOTS * sizeof(float);
@@ -190,15 +180,22 @@ static void delta_lengths(int most, int stride)
 }
 
 /* norms: parts of the norm; 0 = no norm. limits: of dt. */
-static void ssm_case(int H, int G, int P, int N, int W, int norms, bool norm_first, bool limits,
-                     bool bias, bool scales)
+/* lightning: attention as a state-space model, with the gate's matrix apart. */
+struct ssm_test {
+    int H, G, P, N, W, norms;
+    bool norm_first, limits, bias, scales, lightning;
+};
+
+static void ssm_case(struct ssm_test t)
 {
+    int H = t.H, G = t.G, P = t.P, N = t.N, W = t.W;
     struct dims s = base_dims();
     s.b.n_states = SLOTS;
     struct duo d;
     duo_open(&d, &s, 1);
     int C = H * P + 2 * G * N, E = s.n_embd;
-    struct duo_weight w_in = plain_weight(&d, E, H * P + C + H), w_out = plain_weight(&d, H * P, E);
+    struct duo_weight w_in = plain_weight(&d, E, t.lightning ? C : H * P + C + H),
+                      w_z = plain_weight(&d, E, H * P), w_out = plain_weight(&d, H * P, E);
     struct array conv = array_random(&d, (size_t)(C * W), 0.5f),
                  conv_bias = array_random(&d, (size_t)C, 0.5f),
                  dt = array_random(&d, (size_t)H, 1.0f), skip = array_random(&d, (size_t)H, 1.0f),
@@ -221,27 +218,35 @@ static void ssm_case(int H, int G, int P, int N, int W, int norms, bool norm_fir
                               .w_in = &w_in.on[side],
                               .w_out = &w_out.on[side],
                               .conv = conv.on[side],
-                              .conv_bias = bias ? conv_bias.on[side] : NULL,
+                              .conv_bias = t.bias ? conv_bias.on[side] : NULL,
                               .decay = slow.on[side],
                               .dt_bias = dt.on[side],
                               .skip = skip.on[side],
-                              .dt_min = limits ? 0.3f : 0,
-                              .dt_max = limits ? 0.9f : 0,
-                              .n_norms = norms,
-                              .norm_first = norm_first};
-        if (norms)
+                              .dt_min = t.limits ? 0.3f : 0,
+                              .dt_max = t.limits ? 0.9f : 0,
+                              .n_norms = t.norms,
+                              .norm_first = t.norm_first};
+        if (t.lightning) {
+            m->ssm.w_z = &w_z.on[side];
+            m->ssm.conv = m->ssm.dt_bias = m->ssm.skip = NULL;
+            m->ssm.sigmoid_gate = true;
+        }
+        if (t.norms)
             m->ssm.norm = (struct norm){NORM_RMS, norm.on[side], NULL, 1e-6f};
-        for (int i = 0; scales && i < SSM_PARTS; i++)
+        for (int i = 0; t.scales && i < SSM_PARTS; i++)
             m->ssm.in_scale[i] = 0.7f + 0.2f * (float)i;
     }
     char what[80];
-    snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d, %d norms%s", H, G, N, P, W, norms,
-             scales ? ", factors" : "");
+    snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d, %d norms%s", H, G, N, P, W, t.norms,
+             t.lightning ? ", lightning"
+             : t.scales  ? ", factors"
+                         : "");
     run_turns(&d, &s, "ssm", what, turns, small ? 1 : STEPS);
     struct array *arrays[] = {&conv, &conv_bias, &dt, &skip, &norm, &gain, &slow};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         array_free(&d, arrays[i]);
     weight_free(&d, &w_in);
+    weight_free(&d, &w_z);
     weight_free(&d, &w_out);
     duo_close(&d);
 }
@@ -252,11 +257,14 @@ void test_ssm(void)
     if (!wanted("ssm"))
         return;
     if (!small)
-        ssm_case(8, 2, 64, 128, 4, 1, false, false, true, false); /* Mamba-2, Nemotron */
-    ssm_case(4, 1, 64, 32, 4, 4, false, true, true, false);
-    ssm_case(6, 3, 20, 24, 3, 1, true, false, false, false); /* no whole vectors, no whole panels */
-    ssm_case(3, 1, 7, 16, 2, 0, false, false, true, false);
-    ssm_case(3, 3, 20, 16, 4, 0, false, true, true, true);
+        ssm_case((struct ssm_test){8, 2, 64, 128, 4, 1, .bias = true}); /* Mamba-2, Nemotron */
+    ssm_case((struct ssm_test){4, 1, 64, 32, 4, 4, .limits = true, .bias = true});
+    /* no whole vectors, no whole panels */
+    ssm_case((struct ssm_test){6, 3, 20, 24, 3, 1, .norm_first = true});
+    ssm_case((struct ssm_test){3, 1, 7, 16, 2, 0, .bias = true});
+    ssm_case((struct ssm_test){3, 3, 20, 16, 4, 0, .limits = true, .bias = true, .scales = true});
+    ssm_case((struct ssm_test){4, 4, 64, 64, 1, 1, .norm_first = true, .lightning = true});
+    ssm_case((struct ssm_test){3, 3, 20, 20, 1, 1, .lightning = true});
     report("ssm", before);
 }
 
@@ -347,11 +355,16 @@ static void rows_new(struct duo *d, int layer, int width, bool index)
     size_t n = (size_t)d->s.b.n_pages * (size_t)d->s.b.page_len * (size_t)width;
     size_t bytes = dtype_bytes(type, n);
     float *host = random_floats(n, 1.0f);
+    uint8_t *tiles = NULL;
     uint16_t *halves = (uint16_t *)host; /* each is written behind where it is read */
     if (kv_quantised(type)) {            /* rows of whole blocks, on the CPU too */
         float *values = host;
         host = mem_alloc(bytes);
         kv_row_put(type, values, (int)n, host);
+        if (tiled_rows(d)) {
+            tiles = mem_alloc(bytes);
+            tiled_rows_put(d, values, width, tiles);
+        }
         mem_free(values);
     }
     for (size_t i = 0; i < n && type != DT_F32 && !kv_quantised(type); i++)
@@ -363,8 +376,9 @@ static void rows_new(struct duo *d, int layer, int width, bool index)
         void **at = index ? &kv->index : &kv->k;
         *at = be->ops->alloc(be, bytes, "rows", &err);
         fail_if(!*at, err.msg);
-        be->ops->copy_in(be, *at, host, bytes);
+        be->ops->copy_in(be, *at, side == DEV && tiles ? (void *)tiles : host, bytes);
     }
+    mem_free(tiles);
     mem_free(host);
 }
 
@@ -423,7 +437,7 @@ static void latent_steps(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum 
                                     .interleaved = q_rank != 0,
                                     .scale = 0.1f};
     }
-    if (runs(&d, "latent attention")) {
+    if (duo_runs(&d, "latent attention")) {
         size_t bytes =
             dtype_bytes(kv_type, (size_t)s.b.n_pages * (size_t)s.b.page_len * (size_t)(C + Dr));
         rows_new(&d, 0, C + Dr, false);
@@ -626,7 +640,7 @@ static void sparse_latent_case(int H, int heads, int dim, int chosen, bool inter
     }
     struct index_parts x;
     index_parts_new(&d, &x, heads, dim, chosen, 0, Q, interleaved);
-    if (runs(&d, "sparse attention")) {
+    if (duo_runs(&d, "sparse attention")) {
         char what[80];
         for (int i = 0; i < 2; i++)
             rows_new(&d, i, C + Dr, false);
@@ -678,7 +692,7 @@ static void sparse_blocks_case(int H, int K, int D, int block, int chosen)
     }
     struct index_parts x;
     index_parts_new(&d, &x, K, 24, chosen, block, E, false);
-    if (runs(&d, "sparse attention")) {
+    if (duo_runs(&d, "sparse attention")) {
         char what[80];
         for (int i = 0; i < 2; i++)
             kv_new(&d, i);

@@ -899,10 +899,10 @@ static const struct group {
     {test_spread, NULL, 1},   {test_ffn, NULL, 1},         {test_parts, NULL, 1},
     {test_encoders, NULL, 1}, {test_towers, NULL, 1},      {test_delta_net, NULL, 1},
     {test_ssm, NULL, 1},      {test_short_conv, NULL, 1},  {test_latent, NULL, 1},
-    {test_sparse, NULL, 1},   {test_scan, NULL, 1},        {test_segments, NULL, 1},
-    {test_batches, NULL, 1},  {test_routed, NULL, 1},      {test_drafts, NULL, 1},
-    {test_norm, NULL, 1},     {test_sampling, NULL, 1},    {test_embed, NULL, 1},
-    {test_supports, NULL, 1},
+    {test_sparse, NULL, 1},   {test_scan, NULL, 1},        {test_compressed, NULL, 1},
+    {test_segments, NULL, 1}, {test_batches, NULL, 1},     {test_routed, NULL, 1},
+    {test_drafts, NULL, 1},   {test_norm, NULL, 1},        {test_sampling, NULL, 1},
+    {test_embed, NULL, 1},    {test_supports, NULL, 1},
 };
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 
