@@ -83,6 +83,15 @@ NVCCFLAGS += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 CPPFLAGS  += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 endif
 
+# Vulkan, if glslc and Vulkan's headers are found. Shaders become part of the binary; the loader is opened at run time.
+# VULKAN=0 leaves it out.
+GLSLC     ?= $(shell command -v glslc 2>/dev/null)
+VULKAN_HEADER := $(wildcard /usr/include/vulkan/vulkan_core.h /usr/local/include/vulkan/vulkan_core.h)
+ifneq ($(if $(filter 0,$(VULKAN))$(CROSS),,$(if $(VULKAN_HEADER),$(GLSLC))),)
+HAS_VULKAN := 1
+SHADERS    := $(patsubst src/backend/vulkan/shaders/%.comp,$(B)/vulkan/%.inc,$(call find_in,src/backend/vulkan/shaders,*.comp))
+endif
+
 # Files for one instruction set have its name at their end: they are compiled with its flags, if it is the target's, and
 # chosen at run time.
 KERNELS  := avx2 avx512 vnni amx neon dotprod i8mm
@@ -104,6 +113,7 @@ native    = $(filter-out $(foreach k,$(filter-out $(KERNELS_$(ARCH)),$(KERNELS))
 # leaves out what tests of kernels do not need.
 PARTS_kernels := $(addprefix src/,base/% quant/% file/% sample/% backend/%)
 LIB_SRC := $(call native,$(filter-out src/cli/% src/server/% src/route/% src/dist/ranks_mpi.c,$(call find_in,src,*.c)))
+LIB_SRC := $(if $(HAS_VULKAN),$(LIB_SRC),$(filter-out src/backend/vulkan/%,$(LIB_SRC)))
 LIB_SRC := $(if $(PARTS),$(filter $(PARTS_$(PARTS)),$(LIB_SRC)),$(LIB_SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 SRV_OBJ := $(patsubst %.c,$(B)/%.o,$(call find_in,src/server src/route,*.c))
@@ -153,10 +163,19 @@ COMMIT  := $(shell git describe --always --dirty=+changes --exclude='*' 2>/dev/n
 CUDA_VERSION = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 $(call stamp,version,$(VERSION) $(COMMIT) $(if $(CUDA_OBJ),CUDA))
 $(call stamp,cuda,$(if $(CUDA_OBJ),with,without) CUDA)
+$(call stamp,vulkan-here,$(if $(HAS_VULKAN),with,without) Vulkan)
 $(B)/src/base/version.o: CPPFLAGS += -DSTEEL_VERSION='"$(VERSION)"' -DSTEEL_COMMIT='"$(COMMIT)"' $(if $(CUDA_OBJ),-DSTEEL_BUILD='"$(comma) CUDA $(CUDA_VERSION)"')
 $(B)/src/base/version.o: $(B)/version
 $(B)/src/backend/devices.o $(B)/tests/ops/test_ops.o: CPPFLAGS += $(if $(CUDA_OBJ),-DSTEEL_CUDA)
 $(B)/src/backend/devices.o $(B)/tests/ops/test_ops.o: $(B)/cuda
+$(B)/src/backend/devices.o: CPPFLAGS += $(if $(HAS_VULKAN),-DSTEEL_VULKAN)
+$(B)/src/backend/devices.o: $(B)/vulkan-here
+
+$(B)/src/backend/vulkan/pipeline.o: CPPFLAGS += -iquote $(B)/vulkan
+$(B)/src/backend/vulkan/pipeline.o: $(SHADERS)
+$(B)/vulkan/%.inc: src/backend/vulkan/shaders/%.comp $(wildcard src/backend/vulkan/shaders/*.glsl src/backend/vulkan/shaders/*.h)
+	$(call say,GLSLC)
+	$(Q)$(GLSLC) --target-env=vulkan1.2 -O -mfmt=num -o $@ $<
 
 $(B)/%.o: %.c | deps-check
 	$(call say,CC)
@@ -202,6 +221,7 @@ $(B)/bench/%: $(B)/bench/%.o $(B)/libsteel.a
 	$(link)
 $(addprefix $(B)/tests/test_,endpoints http http_faults jobs route): $(B)/libserver.a
 $(addprefix $(B)/fuzz/fuzz_,embeddings forwarded http mcp modelfile prefix_hash request responses_tools upstream): $(B)/libserver.a
+$(B)/fuzz/fuzz_config: $(B)/src/cli/config_lines.o
 $(B)/tests/test_markdown $(B)/fuzz/fuzz_markdown: $(addprefix $(B)/src/cli/term/,markdown.o table.o flow.o highlight.o)
 $(B)/tests/ops/%.o $(B)/tests/gpu/%.o: CPPFLAGS += -Itests/ops
 $(B)/tests/ops/test_ops: $(patsubst %.c,$(B)/%.o,$(wildcard tests/ops/*.c))
@@ -249,6 +269,7 @@ test-all: test test-faults ## the same and what takes long
 	@STEEL_TEST_SECONDS=60 ONLY=test_route.py sh tests/run.sh $(B)
 	@STEEL_TEST_SECONDS=60 ONLY=test_models.py sh tests/run.sh $(B)
 	@STEEL_TEST_AGENTS=1 ONLY=test_clients sh tests/run.sh $(B)
+	@sh tests/test_vulkan.sh $(B) all || [ $$? = 77 ]
 	$(Q)$(MAKE) --no-print-directory test-amx test-arm
 	$(Q)$(MAKE) --no-print-directory CUDA=0 test-cuda-faults
 	$(Q)$(MAKE) --no-print-directory CUDA=0 SECONDS=120 soak
@@ -265,6 +286,7 @@ test-arm: ## build for aarch64 and run the tests that tests/arm.sh lists, under 
 pictures: $(B)/steel ## the docs' terminal screens, as the tests see them
 	@python3 tests/test_terminal.py $(B) picture && cp $(B)/terminal.svg $(B)/terminal-markdown.svg docs/img/
 
+asan: export ASAN_OPTIONS := detect_stack_use_after_return=0:$(ASAN_OPTIONS)# some gcc 13 misalign vectors on its stack
 asan: ## the tests under AddressSanitizer and UBSan
 	$(Q)$(MAKE) --no-print-directory B=build-asan CUDA=0 OPT='-O1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
 tsan: export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp:$(TSAN_OPTIONS)

@@ -134,6 +134,9 @@ def measure(server, fields, n):
     return times, spent, text, sum(counts)
 
 
+os.environ.setdefault("STEEL_DRAFT", "off")  # accepted drafts arrive together: no gaps between tokens
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steel", action="append", metavar="[NAME=]PATH", help="may be given several times")

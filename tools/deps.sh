@@ -26,6 +26,9 @@ need png.h libpng-dev
 need jpeglib.h libjpeg-dev
 need webp/demux.h libwebp-dev
 need gif_lib.h libgif-dev
+# Shaders of the Vulkan backend; without them it is left out.
+want glslc glslc
+want vulkan/vulkan_core.h libvulkan-dev
 # Renderers of the web page; without them it shows plain text.
 want /usr/share/javascript/marked libjs-marked
 want /usr/share/nodejs/dompurify node-dompurify
@@ -53,6 +56,9 @@ if [ "$1" = dev ] || [ "$1" = test ]; then
     want fish fish
     want mpicc libopenmpi-dev
     want mpirun openmpi-bin
+    # A software device, and the layer that checks the use of Vulkan.
+    [ -n "$(ls /usr/share/vulkan/icd.d/lvp_icd.*.json 2>/dev/null)" ] || extra="$extra mesa-vulkan-drivers"
+    want /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json vulkan-validationlayers
 fi
 if [ "$1" = check ]; then
     [ -z "$missing" ] && exit 0

@@ -6,7 +6,7 @@
 # Files for one instruction set and those that need generated headers or MPI are left out.
 NODES=20000 RECENT=5
 base=${1:-$(git merge-base HEAD origin/main 2>/dev/null)}
-all=$(find src -name '*.c' | grep -vE '_(avx2|avx512|vnni|amx|neon|dotprod|i8mm|sve)\.c$|/web\.c$|_mpi\.c$' | sort)
+all=$(find src -name '*.c' | grep -vE '_(avx2|avx512|vnni|amx|neon|dotprod|i8mm|sve)\.c$|/web\.c$|/vulkan/pipeline\.c$|_mpi\.c$' | sort)
 
 changed() { # BASE
     for f in $(git diff --name-only --diff-filter=d "$1" -- src include); do
