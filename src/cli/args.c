@@ -1,5 +1,6 @@
 /* The option parser. Does not know any option by name. */
 #include "cli/args.h"
+#include "cli/cli.h"
 #include "cli/config_file.h"
 #include "base/mem.h"
 
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The arrays of all list options, for args_release. A command has few, and each model of the config file. */
 static const char **arrays[256];
@@ -33,8 +35,28 @@ void args_release(void)
     }
 }
 
+void args_print_row(FILE *out, const char *left, int width, const char *text)
+{
+    enum { WIDEST = 110 };
+    int used = fprintf(out, "  %-*s", width, left) + 1, start = width + 3;
+    int room = isatty(fileno(out)) ? cli_columns() : 0;
+    room = room > WIDEST ? WIDEST - start : room - start;
+    fprintf(out, "%s%*s", used > start ? "\n" : "", used > start ? start : 1, "");
+    while (room > 20 && (int)strlen(text) > room) {
+        int n = room;
+        while (n > 0 && text[n] != ' ')
+            n--;
+        if (!n)
+            break;
+        fprintf(out, "%.*s\n%*s", n, text, start, "");
+        text += n + 1;
+    }
+    fprintf(out, "%s\n", text);
+}
+
 static void print_help(const struct usage *u)
 {
+    enum { WIDTH = 28 };
     printf("usage: steel %s %s\n\n%s\n", u->command, u->synopsis, u->about);
     if (!u->n_opts || u->opts[0].kind != OPT_HEADING)
         printf("\noptions:\n");
@@ -53,9 +75,9 @@ static void print_help(const struct usage *u)
                           : snprintf(left, sizeof left, "    ");
         snprintf(left + n, sizeof left - (size_t)n, "--%s%s%s", o->name, o->arg ? " " : "",
                  o->arg ? o->arg : "");
-        printf("  %-28s %s\n", left, o->help);
+        args_print_row(stdout, left, WIDTH, o->help);
     }
-    printf("  %-28s %s\n", "-h, --help", "print this help");
+    args_print_row(stdout, "-h, --help", WIDTH, "print this help");
     if (u->n_opts)
         printf("\nAny option can also be set in %s, one per line without dashes, or in the\n"
                "environment as STEEL_ and its name: STEEL_CTX_SIZE=8192.\n",

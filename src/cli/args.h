@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 /* OPT_SWITCH: accepted for compatibility and ignored; an optional word (on, off, auto, ..) may
  * follow. */
@@ -63,6 +64,8 @@ struct config_line;
 /* Sets the option that a line of the config file names. False after a usage message. */
 bool args_set(const struct usage *u, const struct config_line *l);
 
+/* One row of a help text: two columns, the first of `width`, or on a line of its own. On a terminal the text is wrapped. */
+void args_print_row(FILE *out, const char *left, int width, const char *text);
 /* Appends an item, as if it were on the command line. */
 void args_list_add(struct opt_list *list, const char *item);
 

@@ -27,7 +27,7 @@ const struct command cli_commands[] = {
     {"stop", "NAME", "unload a model of a running server", cmd_stop_model},
     {"cache", "list | clear [MODEL]", "prefixes that the server keeps on disk", cmd_cache},
     {"show", "[MODEL]", "print size, metadata and tensors of a model", cmd_show},
-    {"plan", "[MODEL] --tp N", "show how a model would be split over several processes", cmd_plan},
+    {"plan", "[MODEL]", "show whether a model fits, where its bytes would be, its speed", cmd_plan},
     {"bench", "[MODEL] | serve", "measure the engine, or a running server", cmd_bench},
     {"perplexity", "[MODEL] FILE", "measure how well a model predicts a text", cmd_perplexity},
     {"tokenize", "MODEL [TEXT]", "print the tokens of a text", cmd_tokenize},
@@ -63,7 +63,7 @@ static void help(FILE *out)
     for (const struct command *c = cli_commands; c->name; c++) {
         char left[64];
         snprintf(left, sizeof left, "%s %s", c->name, c->args);
-        fprintf(out, "  %-34s %s\n", left, c->about);
+        args_print_row(out, left, 34, c->about);
     }
     fprintf(out, "\nMODEL is a GGUF file, a Hugging Face folder or a name (owner/name:quant). If "
                  "an optional\n"
