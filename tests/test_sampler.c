@@ -334,6 +334,9 @@ static void flat_draws_are_sorted_draws(void **state)
         {.temp = 2, .top_p = 1, .top_k = 20000},
         {.temp = 2, .top_p = 0.9f, .top_k = 5000},
         {.temp = 2, .top_p = 0.9f, .top_k = 1000},
+        {.temp = 2, .top_p = 1, .top_k = 40},
+        {.temp = 0.7f, .top_p = 0.8f, .top_k = 1},
+        {.temp = 9, .top_p = 0.95f, .top_k = 1024, .min_p = 0.01f},
         {.temp = 5, .top_p = 0.99f, .min_p = 0.2f},
         {.temp = 1000, .top_p = 1e-6f},
     };

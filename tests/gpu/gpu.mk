@@ -7,7 +7,7 @@ bench-gpu: gpu-tools ## their speed
 
 SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -Itests/ops -pthread $(SIM_SAN)
 SIM_CUDA := $(patsubst %,$(B)/sim/%.o,$(call find_in,src/backend/cuda,*.cu) tests/gpu/cudasim.cpp)
-SIM_OPS  := $(patsubst %,$(B)/sim/%.o,$(wildcard tests/ops/*.c) $(addprefix src/,$(addsuffix .c,base/error base/mem base/os base/pool base/cpu $(addprefix sample/,sampler candidates sample_chain) \
+SIM_OPS  := $(patsubst %,$(B)/sim/%.o,$(wildcard tests/ops/*.c) $(addprefix src/,$(addsuffix .c,base/error base/mem base/os base/pool base/cpu $(addprefix sample/,sampler scan draw candidates sample_chain) \
 	$(addprefix quant/,quant grids) $(addprefix backend/,canary $(patsubst src/backend/%.c,%,$(wildcard src/backend/ref*.c)) lora layer no_gpu rawweight))))
 sim_link  = $(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -rdynamic -o $@ $(filter %.o,$^) $(sort $(filter %.a,$^)) $(LIBS) -ldl -pthread
 $(B)/sim/%.c.o: %.c

@@ -1,6 +1,6 @@
 /*
  * Sampling on the device: log-probabilities of the raw logits, masks and edits, then argmax or a
- * draw, with the arithmetic of sample/sampler.c. Sampler settings are written to pinned host
+ * draw, with the arithmetic of sample/draw.c. Sampler settings are written to pinned host
  * memory, which the kernels read once. The launches are not part of a recorded step, because
  * settings may be written while the step's network already runs. A row that uses a setting no
  * kernel implements is sampled by the host.
@@ -45,7 +45,7 @@ DEVICE struct best block_best(struct best b, uint8_t *shared)
 }
 
 /*
- * Draws a token, in the block that combined a row. The list of candidates that sample/sampler.c
+ * Draws a token, in the block that combined a row. The list of candidates that sample/draw.c
  * builds is here a list in shared memory, in the same order, so that a seed gives the same token.
  * If there are more than DRAW_LIST candidates (a flat distribution and no small top-k), no list is
  * built: bisection finds a threshold, then a walk in vocabulary order finds the token.
