@@ -71,7 +71,7 @@ static void company(enum dtype k_type, enum dtype v_type)
                         .k_type = k_type,
                         .v_type = v_type,
                         .page_len = k_type == DT_F16 ? ways[w].page_len : 16},
-            .step_ms = ways[w].step_ms};
+            .itl_ms = ways[w].step_ms};
         e = open_engine(&opt);
         struct events *q = events_new();
         for (int round = 0; round < ways[w].rounds; round++) {
@@ -249,7 +249,7 @@ static void test_cancel(void **state)
 {
     (void)state;
     struct engine_options opt = {.runtime = {.max_seqs = 2, .context = 2048, .page_len = 16},
-                                 .step_ms = 0.01};
+                                 .itl_ms = 0.01};
     struct engine *e = open_engine(&opt);
     struct gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
     engine_on_step(e, gate_step, &g);
@@ -438,7 +438,7 @@ static void test_threads(void **state)
      * slow the machine, so that those who meet also grow together. */
     struct engine_options opt = {
         .runtime = {.max_seqs = 4, .context = 128, .kv_tokens = 112, .page_len = 16},
-        .step_ms = 1e6};
+        .itl_ms = 1e6};
     struct engine *e = open_engine(&opt);
     static struct answer want[8];
     int32_t prompt[64];

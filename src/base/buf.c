@@ -66,17 +66,33 @@ void buf_adds(struct buf *b, const char *s)
 
 void buf_addf(struct buf *b, const char *fmt, ...)
 {
+    enum { USUAL = 128 };
     va_list ap, again;
     va_start(ap, fmt);
     va_copy(again, ap);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    buf_reserve(b, USUAL);
+    size_t room = b->cap - b->len;
+    int n = vsnprintf(b->p + b->len, room, fmt, ap);
     va_end(ap);
-    if (n > 0) {
+    if (n > 0 && (size_t)n >= room) {
         buf_reserve(b, (size_t)n);
         vsnprintf(b->p + b->len, (size_t)n + 1, fmt, again);
-        b->len += (size_t)n;
     }
+    b->len += n > 0 ? (size_t)n : 0;
+    b->p[b->len] = 0;
     va_end(again);
+}
+
+void buf_addi(struct buf *b, int64_t v)
+{
+    char digits[24], *p = digits + sizeof digits;
+    uint64_t u = v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
+    do
+        *--p = (char)('0' + u % 10);
+    while (u /= 10);
+    if (v < 0)
+        *--p = '-';
+    buf_add(b, p, (size_t)(digits + sizeof digits - p));
 }
 
 char *buf_take(struct buf *b)

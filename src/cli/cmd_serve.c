@@ -32,7 +32,7 @@ struct serve_flags {
         *mcp_file, *samplers;
     struct mcp_config mcp;
     struct opt_list page_origins, image_origins, breakers;
-    float step_ms;
+    float itl_ms, ttft_ms;
     int body_mb, kv_tokens, store_mb, lora_rank;
     const char *mmproj;
     int image_pixels, image_tokens;
@@ -113,7 +113,8 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     if (f->breakers.n)
         f->srv.dry_breakers = f->breakers.items;
     f->srv.n_dry_breakers = sampling_n_breakers(&f->breakers);
-    e->step_ms = (double)f->step_ms;
+    e->itl_ms = (double)f->itl_ms;
+    e->ttft_ms = (double)f->ttft_ms;
     e->no_prefix_cache = f->no_prefix_cache;
     e->runtime.kv_bytes = default_kv_bytes();
     e->runtime.kv_bytes_host = !f->kv_memory;
@@ -329,7 +330,9 @@ static bool is_of_model(const char *name)
         "max-num-seqs",
         "max-queue",
         "max-parallel-per-client",
+        "itl-ms",
         "step-ms",
+        "ttft-ms",
         "batch-size",
         "kv-memory",
         "state-memory",
@@ -475,14 +478,17 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
          "requests that wait for models before a 503 (default 512)"},
         {OPT_HEADING, 0, "batching", 0, 0, 0, 0, 0, 0},
         {OPT_INT, 0, "max-num-seqs", "-np", &e->runtime.max_seqs, 1, 4096, "N",
-         "maximum batch size (default 16; on a GPU what its KV cache holds, up to 256)"},
+         "maximum batch size (default 16; on a GPU what its KV cache holds, up to 1024)"},
         {OPT_INT, 0, "parallel", 0, &e->runtime.max_seqs, 1, 4096, "N", NULL},
         {OPT_INT, 0, "max-queue", 0, &e->max_queue, 1, 1 << 20, "N",
-         "queued requests before 429 (default 512)"},
+         "queued requests before 429 (default: two batches, at least 512)"},
         {OPT_INT, 0, "max-parallel-per-client", 0, &e->max_per_client, 1, 4096, "N",
          "sequences in the batch per API key or address (default: a fair share)"},
-        {OPT_FLOAT, 0, "step-ms", 0, &f->step_ms, 0, 60000, "MS",
-         "target time of a step with decodes in it (default: 3 decode steps, at least 250)"},
+        {OPT_FLOAT, 0, "itl-ms", "step-ms", &f->itl_ms, 0, 60000, "MS",
+         "target between two tokens of an answer, which bounds prompts and admission (default: "
+         "steps of 3 decode steps, at least 250)"},
+        {OPT_FLOAT, 0, "ttft-ms", 0, &f->ttft_ms, 0, 3600000, "MS",
+         "target of the first token: prompts are read one after another (default: all at once)"},
         {OPT_INT, 'b', "batch-size", "max-num-batched-tokens", &e->runtime.max_tokens, 1, 1 << 20,
          "N", "maximum tokens per step (default 512, on a GPU 2048)"},
         {OPT_STRING, 0, "kv-memory", 0, &f->kv_memory, 0, 0, "SIZE",

@@ -14,7 +14,7 @@ struct listen_flags listen_flags_default(void)
                                  .http = {.host = "127.0.0.1",
                                           .port = 8080,
                                           .max_body = (size_t)32 << 20,
-                                          .max_conns = 1024,
+                                          .max_conns = 4096,
                                           .idle_s = 75,
                                           .read_s = 30,
                                           .write_s = 30}};

@@ -95,7 +95,7 @@ struct listen_flags {
          1,                                                                                        \
          65536,                                                                                    \
          "N",                                                                                      \
-         "open connections (default 1024)"},                                                       \
+         "open connections (default 4096)"},                                                       \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "max-connections-per-address",                                                            \

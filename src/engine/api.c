@@ -143,7 +143,8 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                     .profile = o.profile},
         .max_queue = o.max_queue,
         .max_per_client = o.max_per_client,
-        .step_ms = o.step_ms,
+        .itl_ms = o.itl_ms,
+        .ttft_ms = o.ttft_ms,
         .no_prefix_cache = o.no_prefix_cache,
     };
     struct engine *e = engine_open(path, &opt);

@@ -61,6 +61,9 @@ void choices_show_stats(struct engine *e)
     st->decode_ms = scheduler_decode_ns(s, s->running.n) * 1e-6;
     st->read_us = s->cost.read_ns * 1e-3;
     st->budget_ms = scheduler_budget_ns(s, s->running.n ? s->running.n : 1) * 1e-6;
+    st->itl_ms = e->opt.itl_ms;
+    st->ttft_ms = e->opt.ttft_ms;
+    st->most_running = scheduler_most_running(s);
     pthread_mutex_lock(&e->lock);
     st->n_waiting = s->waiting.n;
     for (const struct request *r = e->inbox; r; r = r->next)
@@ -93,6 +96,22 @@ static struct usage_count count_usage(const struct choice *c, int64_t now)
     };
     memcpy(u.drafts, c->drafts, sizeof u.drafts);
     return u;
+}
+
+/* Counts whether a choice met the targets of the first token and of the mean time between tokens. */
+static void judge(struct engine *e, const struct choice *c)
+{
+    const struct engine_options *o = &e->opt;
+    int n = c->seq.n_tokens - c->seq.n_prompt;
+    if ((o->ttft_ms <= 0 && o->itl_ms <= 0) || !c->first_ns)
+        return;
+    bool first = o->ttft_ms <= 0 || (double)(c->first_ns - c->req->submitted_ns) <= o->ttft_ms * 1e6;
+    bool gaps = o->itl_ms <= 0 || n < 2 ||
+                (double)(c->last_ns - c->first_ns) / (n - 1) <= o->itl_ms * 1e6;
+    e->stats.n_judged++;
+    e->stats.n_ttft_met += first;
+    e->stats.n_itl_met += gaps;
+    e->stats.n_both_met += first && gaps;
 }
 
 void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, const char *error)
@@ -147,6 +166,8 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
     e->stats.finished[how]++;
     if (how == FINISH_STOP || how == FINISH_LENGTH)
         histogram_add(&e->stats.total, now - r->submitted_ns);
+    if (how == FINISH_STOP || how == FINISH_LENGTH)
+        judge(e, c);
     /* Large memory is freed now, not when the caller drops its handle. */
     choice_drop_mask(e, c);
     sampler_free(c->sampler);

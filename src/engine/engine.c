@@ -15,7 +15,8 @@ enum {
     DEFAULT_QUEUE = 512,
     DEFAULT_EMBED_MB = 1024,
     DEFAULT_SEQS = 16,
-    MOST_SEQS_GPU = 256,
+    MOST_SEQS_GPU = 1024,
+    QUEUE_TURNS = 2, /* waiting choices for each that may run */
     MIN_ROWS_TO_READ = 64
 };
 
@@ -38,6 +39,7 @@ static int plan_step(struct engine *e, struct engine_step *f)
 {
     struct scheduler *s = &e->sched;
     choices_grant(e, false);
+    s->now_ns = s->ttft_ns > 0 ? (double)clock_ns() : 0;
     for (;;) {
         int n = scheduler_plan(s, f->items), n_held = e->n_held, n_choosing = 0;
         for (int i = 0; i < n; i++) {
@@ -299,6 +301,16 @@ static void drop_wrong(struct engine *e, struct engine_step *f)
     }
 }
 
+/* What lies between two steps besides the device's time is part of the inter-token latency. */
+static void learn_gap(struct engine *e, const struct engine_step *f)
+{
+    enum { MEAN_OF = 8 };
+    double gap = f->start_ns > e->end_ns ? (double)(f->start_ns - e->end_ns) : 0;
+    if (e->end_ns && !e->was_idle)
+        e->sched.host_ns += (gap - e->sched.host_ns) / MEAN_OF;
+    e->was_idle = false;
+}
+
 /* Waits for the current step and appends its tokens. */
 static void finish_step(struct engine *e)
 {
@@ -311,6 +323,7 @@ static void finish_step(struct engine *e)
     int64_t gap = e->rt->be->async && f->start_ns > e->end_ns ? f->start_ns - e->end_ns : 0;
     gap = gap > e->spec.made_ns ? gap - e->spec.made_ns : 0; /* drafts have a cost of their own */
     e->spec.made_ns = 0;
+    learn_gap(e, f);
     gap = gap < ns ? gap : 0; /* the engine was idle */
     e->end_ns = end;
     e->step_ns = ns;
@@ -480,6 +493,7 @@ static void loop(struct engine *e)
                 how = start_step(e, e->now);
             while (how == NOT_STARTED);
         idle = how == NOTHING_TO_DO;
+        e->was_idle |= idle;
         if (e->now->n && !e->now->sampled)
             sample_step(e, e->now);
         CHECK(!idle || e->n_held || e->sched.running.n + e->sched.waiting.n == 0,
@@ -553,7 +567,12 @@ static bool start(struct engine *e)
     int64_t room = (int64_t)kv->n_pages * kv->page_len;
     e->context = room < e->rt->context ? (int)room : e->rt->context;
     kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
-    scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
+    scheduler_init(&e->sched, kv, lim, e->context, e->opt.itl_ms);
+    e->sched.itl_ns = e->opt.itl_ms * 1e6;
+    e->sched.ttft_ns = e->opt.ttft_ms * 1e6;
+    if (e->opt.max_queue <= 0)
+        e->opt.max_queue = lim->max_seqs > DEFAULT_QUEUE / QUEUE_TURNS ? QUEUE_TURNS * lim->max_seqs
+                                                                       : DEFAULT_QUEUE;
     e->sched.max_per_client = e->opt.max_per_client;
     e->sched.records = e->rt->be->records && !e->rt->be->comm;
     struct draft_options draft = {
@@ -621,8 +640,6 @@ struct engine *engine_open(const char *path, const struct engine_options *opt)
     e->path = path ? mem_strdup(path) : NULL;
     e->opt = *opt;
     struct runtime_options *r = &e->opt.runtime;
-    if (e->opt.max_queue <= 0)
-        e->opt.max_queue = DEFAULT_QUEUE;
     if (!e->opt.embed_bytes)
         e->opt.embed_bytes = (size_t)DEFAULT_EMBED_MB << 20;
     if (r->max_seqs <= 0) {

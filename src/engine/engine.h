@@ -36,10 +36,11 @@ struct keep_options {
 struct engine_options {
     /* max_seqs 0 = 16, or what a GPU's cache holds; progress is set by the engine */
     struct runtime_options runtime;
-    int max_queue;      /* waiting choices; 0 = 512 */
+    int max_queue;      /* waiting choices; 0 = two for each sequence of a step, at least 512 */
     size_t embed_bytes; /* of embeddings in the prompts of waiting and running requests; 0 = 1 GB */
     int max_per_client; /* running choices of one client; 0 = its share is the only bound */
-    double step_ms;     /* time budget of a step with decodes; 0 = automatic */
+    double itl_ms;      /* target between two tokens of an answer; 0 = automatic */
+    double ttft_ms;     /* target of the first token; 0 = none */
     bool no_prefix_cache; /* pages are shared while held, and not kept afterwards */
     struct keep_options keep;
 };
@@ -158,6 +159,11 @@ struct engine_stats {
     struct histogram first_token, inter_token, total, queued; /* seconds */
     double decode_ms, read_us; /* learned costs: a step of the current decodes, a prompt token */
     double budget_ms;          /* of a step with decodes */
+    double itl_ms, ttft_ms;    /* targets; 0 = none */
+    /* Choices that ended by themselves, by the targets that they met; without a target nothing is counted. itl: the mean
+     * of a choice. */
+    uint64_t n_ttft_met, n_itl_met, n_both_met, n_judged;
+    int most_running; /* sequences that are admitted */
     int64_t max_gap_ns;        /* longest inter-token latency of a choice */
 };
 

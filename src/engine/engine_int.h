@@ -103,6 +103,7 @@ struct engine {
     int *wants;          /* (max_seqs) scratch: drafts wanted by the sequences of a step */
     struct engine_step steps[2], *now, *next; /* on async backends next starts before now ends */
     int64_t end_ns;                           /* of the last step */
+    bool was_idle;                            /* since then */
     struct touched {
         struct events *q;
         struct buf staged;

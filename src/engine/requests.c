@@ -268,6 +268,7 @@ static void request_new(void *arg)
         c->seq.no_cache = spec->no_cache || spec->prompt_logprobs;
         c->seq.all_rows = spec->prompt_logprobs;
         c->seq.client = spec->client;
+        c->seq.arrived_ns = (double)r->submitted_ns;
         c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
         memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
         mark_turns(e, &c->seq);

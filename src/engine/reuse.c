@@ -240,20 +240,51 @@ static int shared_with(const struct scheduler *s, const struct seq *r, const str
     return computes(s, r, q, n) && (!s->kv->states || at + LEAST_SHARED <= n) ? n : 0;
 }
 
-/* The sequence in `readers` that q waits for; NULL = none. */
-static struct seq *find_leader(const struct scheduler *s, struct seq *q, int n_readers)
+/* The bucket of sequences that q may wait for, or that may wait for it: they have the same page of content, the next one,
+ * or the first where states decide. -1 = none. With a thousand prompts, comparing each with each would take
+ * milliseconds of every step. */
+static int bucket_of(const struct scheduler *s, const struct seq *q)
 {
-    for (int i = 0; q->leader && i < n_readers; i++)
-        if (s->readers[i]->age == q->leader && computes(s, s->readers[i], q, q->shared))
-            return s->readers[i];
+    int len = s->kv->page_len, at = s->kv->states ? 0 : q->n_indexed * len;
+    uint64_t hash = s->kv->states ? q->root : q->chain;
+    if (q->n_tokens - at < len)
+        return -1;
+    for (int i = at; i < at + len; i++) {
+        hash = (hash ^ seq_content(q, i)) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 32;
+    }
+    return (int)(hash & (uint64_t)(s->same.size - 1));
+}
+
+void reuse_reads(struct scheduler *s, int i)
+{
+    struct reader_table *t = &s->same;
+    int b = s->kv->prefix ? bucket_of(s, s->readers[i]) : -1;
+    if (b < 0)
+        return;
+    *(t->first[b] ? &t->next[t->last[b] - 1] : &t->first[b]) = i + 1;
+    t->last[b] = i + 1;
+    t->next[i] = 0;
+}
+
+/* The sequence in `readers` that q waits for; NULL = none. */
+static struct seq *find_leader(const struct scheduler *s, struct seq *q)
+{
+    int b = bucket_of(s, q), first = b < 0 ? 0 : s->same.first[b];
+    for (int i = q->leader ? first : 0; i; i = s->same.next[i - 1]) {
+        struct seq *r = s->readers[i - 1];
+        if (r->age == q->leader && computes(s, r, q, q->shared))
+            return r;
+    }
     q->leader = 0;
-    for (int i = 0; i < n_readers; i++) {
-        int shared = shared_with(s, s->readers[i], q);
+    for (int i = first; i; i = s->same.next[i - 1]) {
+        struct seq *r = s->readers[i - 1];
+        int shared = shared_with(s, r, q);
         if (!shared)
             continue;
-        q->leader = s->readers[i]->age;
+        q->leader = r->age;
         q->shared = shared;
-        return s->readers[i];
+        return r;
     }
     return NULL;
 }
@@ -266,13 +297,14 @@ void reuse_begin(struct scheduler *s, int budget)
     for (struct seq *q = s->running.first; q; q = q->next)
         q->wanted = 0;
     s->client_share = budget / (n ? n : 1);
+    memset(s->same.first, 0, (size_t)s->same.size * sizeof *s->same.first);
 }
 
-bool reuse_waits(struct scheduler *s, struct seq *q, int n_readers)
+bool reuse_waits(struct scheduler *s, struct seq *q)
 {
     struct seq *r;
     uint64_t before = q->leader;
-    if (!s->kv->prefix || q->no_cache || q->impatient || !(r = find_leader(s, q, n_readers)))
+    if (!s->kv->prefix || q->no_cache || q->impatient || !(r = find_leader(s, q)))
         return false;
     int share = s->client_share / q->of->n_running + 1;
     if (r->age == before && r->kv.n_tokens > q->leader_at)

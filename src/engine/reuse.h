@@ -40,7 +40,9 @@ int reuse_cut(const struct scheduler *s, const struct seq *q, int n);
 
 /* Before reuse_waits is called for the sequences of a step. budget: the step's prompt tokens. */
 void reuse_begin(struct scheduler *s, int budget);
-/* Whether q waits in this step for one of the first n of `readers`. */
-bool reuse_waits(struct scheduler *s, struct seq *q, int n_readers);
+/* Whether q waits in this step for one of the readers so far. */
+bool reuse_waits(struct scheduler *s, struct seq *q);
+/* readers[i] reads in this step, so others may wait for it. In ascending order of i. */
+void reuse_reads(struct scheduler *s, int i);
 
 #endif

@@ -454,8 +454,7 @@ static bool take_minimum(struct comm *c, int64_t *values, int n, struct error *e
 static int64_t gpu_sequences(const struct runtime_options *opt, const struct config *c,
                              const struct network *net, size_t free)
 {
-    struct cache_room room = sizing_gpu_room(opt, net, c->context, free);
-    return sizing_sequences(opt, net, c->context, &room);
+    return sizing_sequences(opt, net, c->context, free);
 }
 
 /* Sizes the steps and the cache on a GPU with `free` bytes left; fit: with the number of sequences. */

@@ -11,6 +11,7 @@ enum {
         64, /* up to this many forced tokens are read at once; more are read like a prompt */
     CHARGE_FREE = 4, /* masks may take 1 / CHARGE_FREE of a client's time in steps */
     IDLE_FACTOR = 4, /* a step without decodes delays nobody and may take this much longer */
+    LATE_SHARE = 4,  /* 1 / LATE_SHARE of a client's prompt tokens is for prompts that miss their target */
 };
 
 /* The automatic budget. With much less, prompt chunks get so small that a mixture of experts runs at half its speed or
@@ -36,6 +37,12 @@ void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_l
     s->reading = mem_zalloc(n, sizeof *s->reading);
     s->shares = mem_zalloc(n, sizeof *s->shares);
     s->content = mem_zalloc((size_t)kv->page_len, sizeof *s->content);
+    s->same.size = 1;
+    while (s->same.size < limits->max_seqs)
+        s->same.size *= 2;
+    s->same.first = mem_zalloc((size_t)s->same.size, sizeof *s->same.first);
+    s->same.last = mem_zalloc((size_t)s->same.size, sizeof *s->same.last);
+    s->same.next = mem_zalloc(n, sizeof *s->same.next);
 }
 
 void scheduler_clear(struct scheduler *s)
@@ -47,6 +54,9 @@ void scheduler_clear(struct scheduler *s)
     mem_free(s->reading);
     mem_free(s->shares);
     mem_free(s->content);
+    mem_free(s->same.first);
+    mem_free(s->same.last);
+    mem_free(s->same.next);
     *s = (struct scheduler){0};
 }
 
@@ -312,11 +322,12 @@ static void hold_back(struct scheduler *s, struct seq_client *c)
 
 static void let_in(struct scheduler *s)
 {
+    int most = scheduler_most_running(s);
     s->round++;
     for (struct seq_client *c; (c = next_client(s));) {
         struct seq *q = c->first;
         int lacking = 0;
-        if (s->running.n == s->limits.max_seqs) {
+        if (s->running.n >= most) {
             if (!take_place(s, c, 0))
                 return;
             continue;
@@ -421,6 +432,34 @@ static int plan_decodes(struct scheduler *s, struct step_item *items)
     }
     s->n_decode = s->n_planned;
     return taken;
+}
+
+/* Whether q has missed the target of its first token, or will even if it is read alone from now on. */
+static bool is_late(const struct scheduler *s, const struct seq *q)
+{
+    return s->now_ns + readable(q) * s->cost.read_ns > q->arrived_ns + s->ttft_ns;
+}
+
+/* Adds up to `budget` tokens to readers that are late, or not, from the oldest on. Returns what is left. */
+static int give_in_order(struct scheduler *s, const struct seq_client *c, bool late, int budget)
+{
+    for (int i = c->at; i < c->at + c->n_readers && budget > 0; i++) {
+        int left = readable(s->readers[i]) - s->shares[i], give = left < budget ? left : budget;
+        if (is_late(s, s->readers[i]) != late)
+            continue;
+        s->shares[i] += give;
+        budget -= give;
+    }
+    return budget;
+}
+
+/* With a target of the first token, one prompt after another is read, which is sooner for most than all at once. */
+static void share_in_order(struct scheduler *s, const struct seq_client *c, int budget)
+{
+    int late = (budget + LATE_SHARE - 1) / LATE_SHARE;
+    late -= give_in_order(s, c, true, late);
+    budget = give_in_order(s, c, false, budget - late);
+    give_in_order(s, c, true, budget);
 }
 
 /* Splits `budget` tokens among the n readers of one client, starting with its turn. Shares are equal; the unused part
@@ -551,7 +590,8 @@ static void share_among_clients(struct scheduler *s, int n_readers, int budget)
         s->shares[i] = 0;
     for (int i = 0; i < served; i++) {
         if (s->reading[i]->share)
-            share(s, s->reading[i], s->reading[i]->share, chunk);
+            s->ttft_ns > 0 ? share_in_order(s, s->reading[i], s->reading[i]->share)
+                           : share(s, s->reading[i], s->reading[i]->share, chunk);
         s->reading[i]->read = ++s->reads;
     }
 }
@@ -593,8 +633,10 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
     reuse_begin(s, budget < s->limits.max_tokens ? budget : s->limits.max_tokens);
     for (struct seq *q = s->running.first; q; q = q->next)
         if (seq_unread(q) > 1 && !is_forced(s, q) && !plan_forced(s, items, q, &taken) &&
-            !reuse_waits(s, q, n))
-            s->readers[n++] = q;
+            !reuse_waits(s, q)) {
+            s->readers[n] = q;
+            reuse_reads(s, n++);
+        }
     if (n == 0)
         return;
     int rows = s->limits.max_tokens - s->n_decode - s->n_forced - s->n_drafted;
@@ -651,27 +693,18 @@ void scheduler_index(struct scheduler *s, struct seq *q)
     reuse_index(s, q);
 }
 
-static int bucket(int n_decode)
-{
-    int b = 0;
-    while (b < COST_BUCKETS - 1 && 1 << b < n_decode)
-        b++;
-    return b;
-}
-
 double scheduler_decode_ns(const struct scheduler *s, int n_decode)
 {
-    if (n_decode == 0)
-        return 0;
-    const double *ns = s->cost.decode_ns;
-    int b = bucket(n_decode);
-    for (int d = 0; d < COST_BUCKETS; d++) { /* the nearest size that was measured */
-        if (b + d < COST_BUCKETS && ns[b + d] > 0)
-            return ns[b + d];
-        if (b - d >= 0 && ns[b - d] > 0)
-            return ns[b - d];
-    }
-    return 0;
+    return step_cost_decode(&s->cost, n_decode);
+}
+
+int scheduler_most_running(const struct scheduler *s)
+{
+    double room = TARGET * s->itl_ns - s->host_ns;
+    if (s->itl_ns <= 0)
+        return s->limits.max_seqs;
+    int n = step_cost_decodes_in(&s->cost, room, s->limits.max_seqs);
+    return n ? n : s->limits.max_seqs;
 }
 
 double scheduler_budget_ns(const struct scheduler *s, int n_decode)
@@ -689,17 +722,10 @@ int scheduler_read_tokens(const struct scheduler *s, int n_decode)
     double decode = scheduler_decode_ns(s, n_decode), budget = scheduler_budget_ns(s, n_decode);
     if (s->cost.read_ns <= 0)
         return FIRST_READ;
-    double fits = (TARGET * budget - decode - s->mask_ns) / s->cost.read_ns;
-    double most = 2.0 * s->cost.most_read + MIN_READ; /* costs of much larger chunks are unknown */
-    fits = fits < most ? fits : most;
-    return fits < MIN_READ ? MIN_READ : (int)fits;
-}
-
-/* A running mean in which slow steps weigh more than fast ones. */
-static void learn(double *mean, double seen)
-{
-    double weight = seen > *mean ? 0.5 : 0.2;
-    *mean = *mean > 0 ? *mean + weight * (seen - *mean) : seen;
+    int most = 2 * s->cost.most_read + MIN_READ; /* costs of much larger chunks are unknown */
+    int fits = step_cost_reads_in(
+        &s->cost, TARGET * budget - decode - s->mask_ns - (n_decode ? s->host_ns : 0), most);
+    return fits < MIN_READ ? MIN_READ : fits;
 }
 
 void scheduler_commit(struct scheduler *s, int64_t ns)
@@ -716,14 +742,5 @@ void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, 
         if (seqs[i])
             reuse_index(s, seqs[i]);
     s->elapsed_ns += (double)ns;
-    if (n_read == 0) {
-        if (n_decode)
-            learn(&s->cost.decode_ns[bucket(n_decode)], (double)ns);
-        return;
-    }
-    /* Without measured decodes the whole step is charged to reading; at least a tenth of it always is. */
-    double extra = (double)ns - scheduler_decode_ns(s, n_decode);
-    extra = extra > 0.1 * (double)ns ? extra : 0.1 * (double)ns;
-    learn(&s->cost.read_ns, extra / n_read);
-    s->cost.most_read = n_read > s->cost.most_read ? n_read : s->cost.most_read;
+    step_cost_learn(&s->cost, n_decode, n_read, (double)ns);
 }

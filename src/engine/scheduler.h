@@ -27,12 +27,17 @@
  *     checkpoint exists. So checkpoints are saved where others are likely to start (reuse.h). A
  *     sequence that ends or is preempted leaves its own state as a checkpoint.
  *  8. A held sequence (masks.h) is not planned for its last token. It keeps its pages.
+ *  9. With a target of inter-token latency, no more sequences are admitted than decode together within it, unless one
+ *     alone exceeds it; and a step's prompt part is what fits beside its decodes. With a target of the time to the first
+ *     token, a client's prompts are read in order of arrival. Those that will miss it leave all but a part to the others.
+ *     Where the targets conflict, the inter-token target wins: a prompt waits rather than delay those that decode.
  */
 #ifndef STEEL_ENGINE_SCHEDULER_H
 #define STEEL_ENGINE_SCHEDULER_H
 
 #include "engine/kvcache.h"
 #include "engine/step.h"
+#include "engine/step_cost.h"
 
 enum { SEQ_TURNS = 8 };
 
@@ -48,6 +53,7 @@ struct seq {
     bool no_cache;   /* uses no page of the index, but its own pages are indexed */
     bool held;       /* its last token is not read: what may follow it is not known yet (masks.h) */
     uint64_t client; /* clients share the machine evenly; 0 is a client like the others */
+    double arrived_ns; /* by the clock of scheduler.now_ns; for the target of its first token */
     int n_draft; /* draft tokens after the last one, for the next step to verify; seq_append drops them */
     bool all_rows; /* logits of every prompt token are wanted; no_cache is set too */
     /* the MTP block has not processed all of its rows: it gets no drafts (draft.h) */
@@ -105,15 +111,7 @@ struct seq_client {
 };
 
 enum {
-    COST_BUCKETS = 12,
     MIN_READ = 16, /* least prompt tokens per step, so that a prompt always advances */
-};
-
-/* Learned costs of steps. */
-struct step_cost {
-    double decode_ns[COST_BUCKETS]; /* a step of 2^b decodes; 0 = unknown */
-    double read_ns;                 /* each prompt token besides; 0 = unknown */
-    int most_read;                  /* the most prompt tokens of a step so far */
 };
 
 struct scheduler {
@@ -121,6 +119,11 @@ struct scheduler {
     struct step_limits limits;
     int context;
     double budget_ns; /* 0 = three times the cost of the decodes, at least 250 ms */
+    /* Targets, 0 = none; set by the caller. See invariant 9. */
+    double itl_ns;  /* between two tokens of a sequence; budget_ns is the same */
+    double ttft_ns; /* from arrival to the first token */
+    double now_ns;  /* when the next step is planned; set by the caller if ttft_ns is */
+    double host_ns; /* between two steps, beside the device's time; set by the caller */
     struct seq_list waiting, running;
     uint64_t next_age;
     struct seq_client *clients; /* those with sequences */
@@ -136,6 +139,11 @@ struct scheduler {
     struct seq **sorted;  /* (max_seqs) scratch: readers by client */
     int *shares;          /* (max_seqs) scratch */
     uint64_t *content;    /* (page_len) scratch */
+    struct reader_table {  /* of a step's readers by what they read next: reuse_reads */
+        int *first, *last; /* (size) readers + 1 of a bucket; 0 = none */
+        int *next;         /* (max_seqs) the next reader of its bucket, + 1 */
+        int size;          /* a power of two */
+    } same;
     int n_planned, n_decode, n_read;
     int n_forced;       /* forced tokens of the step; costs are not learned from steps with some */
     bool singly;        /* forced tokens are read one per step: see forced_singly() */
@@ -196,6 +204,7 @@ void scheduler_charge(struct scheduler *s, struct seq *q, int64_t ns);
 double scheduler_debt_ns(const struct scheduler *s, const struct seq *q);
 
 double scheduler_decode_ns(const struct scheduler *s, int n_decode);
+int scheduler_most_running(const struct scheduler *s); /* as many sequences are admitted */
 double scheduler_budget_ns(const struct scheduler *s, int n_decode); /* longer for 0 decodes */
 int scheduler_read_tokens(const struct scheduler *s,
                           int n_decode); /* prompt tokens that fit beside n decodes */

@@ -165,19 +165,38 @@ struct cache_room sizing_gpu_room(const struct runtime_options *opt, const struc
     return r;
 }
 
-int sizing_sequences(const struct runtime_options *opt, const struct network *net, int context,
-                     const struct cache_room *r)
+/* Whether the working memory of n sequences leaves a cache for n. */
+static bool holds(const struct runtime_options *opt, const struct network *net, int context,
+                  size_t room, int n)
 {
-    if (opt->max_seqs_gpu <= 0)
-        return 0;
+    struct runtime_options many = *opt;
+    many.max_seqs_gpu = n;
+    struct cache_room r = sizing_gpu_room(&many, net, context, room);
     size_t token = sizing_token_bytes(opt, net) + TOKEN_EXTRA;
-    size_t left = r->usable > r->taken ? r->usable - r->taken : 0;
+    size_t left = r.usable > r.taken ? r.usable - r.taken : 0;
     if (opt->kv_tokens > 0)
         left = (size_t)opt->kv_tokens * token;
     else if (opt->kv_bytes && !opt->kv_bytes_host && opt->kv_bytes < left)
         left = opt->kv_bytes;
     return device_sequences(left, token, (1 + CHECKPOINTS) * kvcache_state_bytes(net),
-                            or_default(opt->context, context), opt->max_seqs_gpu);
+                            or_default(opt->context, context), n) >= n;
+}
+
+int sizing_sequences(const struct runtime_options *opt, const struct network *net, int context,
+                     size_t room)
+{
+    int low = opt->max_seqs_gpu < DEVICE_LEAST_SEQS ? opt->max_seqs_gpu : DEVICE_LEAST_SEQS;
+    int high = opt->max_seqs_gpu;
+    if (high <= 0)
+        return 0;
+    while (low < high) {
+        int n = low + (high - low + 1) / 2;
+        if (holds(opt, net, context, room, n))
+            low = n;
+        else
+            high = n - 1;
+    }
+    return low;
 }
 
 int sizing_checkpoints(size_t slot, int max_seqs, bool gpu, size_t room)

@@ -52,9 +52,11 @@ struct cache_room sizing_host_room(const struct runtime_options *opt, size_t wei
 /* On a GPU with `room` bytes left, after weights and adapters are loaded. */
 struct cache_room sizing_gpu_room(const struct runtime_options *opt, const struct network *net,
                                   int context, size_t room);
-/* The default number of sequences on a GPU: as many as its cache holds. */
+/* The default number of sequences on a GPU with `room` bytes left: as many as its cache holds beside the working memory of
+ * as many. */
 int sizing_sequences(const struct runtime_options *opt, const struct network *net, int context,
-                     const struct cache_room *r);
+                     size_t room);
+
 /* Sizes of the context and the cache: the user's, or as much as is useful and fits. It is an error if the user's do not
  * fit. A context below the model's own is added to `notice`. */
 bool sizing_cache(const struct runtime_options *opt, const struct config *c,

@@ -97,6 +97,7 @@ static void api_request_free(struct api_request *req)
     if (req->prompt_timer)
         event_free(req->prompt_timer);
     buf_clear(&req->reply);
+    buf_clear(&req->event_head);
     mem_free(req->body);
     mem_free(req->path);
     mem_free(req->query);
@@ -736,8 +737,9 @@ static size_t room_of(const struct api_request *req)
 static void pump_stream(struct api_request *req)
 {
     const struct reply_style *style = style_of(req);
-    struct buf out = {0};
+    struct buf *out = &req->server->out;
     size_t room = room_of(req);
+    buf_reset(out);
     int n_finished = 0, full = -1;
     for (int k = 0; req->choices && k < req->n_choices; k++) {
         int i = (req->turn + k) % req->n_choices;
@@ -746,9 +748,9 @@ static void pump_stream(struct api_request *req)
         if (o->finish_sent)
             continue;
         size_t before = api_choice_kept(o);
-        bool all = out.len < room && style->stream_flush(req, i, &out, room);
+        bool all = out->len < room && style->stream_flush(req, i, out, room);
         if (all && o->done) {
-            style->stream_finish(req, i, &out);
+            style->stream_finish(req, i, out);
             o->finish_sent = true;
             n_finished++;
         }
@@ -760,14 +762,13 @@ static void pump_stream(struct api_request *req)
     }
     if (full >= 0)
         req->turn = full; /* the choice without room goes first next time */
-    if (out.len) {
+    if (out->len) {
         req->last_write_ns = clock_ns();
         if (req->background)
-            background_write(req->background, &out);
+            background_write(req->background, out);
         else
-            http_stream(req->x, out.p, out.len);
+            http_stream(req->x, out->p, out->len);
     }
-    buf_clear(&out);
     if (n_finished == req->n_choices) {
         log_request(req, 200, api_choice_finish_reason(req, &req->choices[0]));
         end_stream(req);

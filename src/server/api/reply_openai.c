@@ -50,15 +50,19 @@ static void add_timings(const struct api_request *req, struct buf *b)
              write > 0 ? (u.n_generated - req->n_choices) / write * 1e3 : 0.0);
 }
 
-static void begin_event(const struct api_request *req, struct buf *b)
+static void begin_event(struct api_request *req, struct buf *b)
 {
-    buf_adds(b, "data: ");
-    open_object(req, true, b);
+    struct buf *head = &req->event_head;
+    if (!head->len) {
+        buf_adds(head, "data: ");
+        open_object(req, true, head);
+    }
+    buf_add(b, head->p, head->len);
 }
 
 static void end_event(const struct api_request *req, struct buf *b)
 {
-    buf_addf(b, "]%s}\n\n", req->p.include_usage ? ",\"usage\":null" : "");
+    buf_adds(b, req->p.include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
 }
 
 enum { LOGPROBS_A_PIECE = 16 }; /* entries per event: about 40 kB with 20 alternatives each */
@@ -81,10 +85,12 @@ static void add_logprobs(struct api_request *req, struct api_choice *o, struct b
     logprobs_write(l, is_chat(req), l->sent + n, tokenizer_of(req), b, SIZE_MAX);
 }
 
-static void begin_choice(const struct api_request *req, int i, struct buf *b)
+static void begin_choice(struct api_request *req, int i, struct buf *b)
 {
     begin_event(req, b);
-    buf_addf(b, "{\"index\":%d,%s", i, is_chat(req) ? "\"delta\":{" : "");
+    buf_adds(b, "{\"index\":");
+    buf_addi(b, i);
+    buf_adds(b, is_chat(req) ? ",\"delta\":{" : ",");
 }
 
 static void end_choice(struct api_request *req, struct api_choice *o, struct buf *b)

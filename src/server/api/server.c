@@ -465,6 +465,7 @@ int server_run(const struct server_options *opt, struct error *err)
     models_free(s->models);
     events_free(s->events);
     jobs_free(s->jobs);
+    buf_clear(&s->out);
     jobs_free(s->slow_jobs);
     mcp_free(s->mcp);
     if (s->jobs_fd >= 0)

@@ -202,6 +202,7 @@ struct api_request {
     struct api_choice *choices;   /* (n_prompts * p.n) */
     int n_choices, n_open;
     bool streaming, over;
+    struct buf event_head;    /* what all events of the stream begin with; empty = not written yet */
     int block;                /* Anthropic: index of the open content block, -1 = none yet */
     int turn;                 /* the choice that writes first (round robin) */
     size_t kept, n_kept_most; /* unsent bytes of all choices; the maximum so far */
@@ -227,6 +228,7 @@ struct server {
     int n_requests;
     struct background *backgrounds; /* background.h */
     struct pull *pull;              /* pulls.h; NULL = nothing is being pulled */
+    struct buf out;                 /* scratch: what a stream sends now */
     size_t kept;                    /* the sum over all API requests */
     bool trim_due;                  /* a large request was freed */
     uint64_t n_http[6];             /* replies by status class */

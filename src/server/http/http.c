@@ -20,6 +20,7 @@
 #include <strings.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <time.h>
 
 enum {
@@ -778,6 +779,22 @@ static void put(struct http_exchange *x, const void *p, size_t n)
         reset(x);
 }
 
+/* Sends at once what the socket takes, if nothing waits before it. The loop sends the rest: for it, a token would cost two
+ * changes of its list of sockets and a wait besides. A broken socket is left to the loop. */
+static void put_now(struct http_exchange *x, struct iovec *parts, int n)
+{
+    struct msghdr msg = {.msg_iov = parts, .msg_iovlen = (size_t)n};
+    ssize_t sent = 0;
+    if (!x->http->tls && !x->failed && http_unsent(x) == 0)
+        sent = sendmsg(bufferevent_getfd(x->bev), &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    size_t skip = sent > 0 ? (size_t)sent : 0;
+    for (int i = 0; i < n; i++) {
+        size_t done = skip < parts[i].iov_len ? skip : parts[i].iov_len;
+        skip -= done;
+        put(x, (char *)parts[i].iov_base + done, parts[i].iov_len - done);
+    }
+}
+
 static void send_head(struct http_exchange *x, int status, const char *type, int64_t length)
 {
     char text[800], date[40];
@@ -853,13 +870,19 @@ void http_stream(struct http_exchange *x, const void *data, size_t n)
 {
     if (!n || x->head_only)
         return;
-    if (x->chunked) {
-        char size[24];
-        put(x, size, (size_t)snprintf(size, sizeof size, "%zx\r\n", n));
-    }
-    put(x, data, n);
+    static const char hex[] = "0123456789abcdef";
+    char size[24] = "", *p = size + sizeof size;
+    *--p = '\n';
+    *--p = '\r';
+    for (size_t left = n; left; left /= 16)
+        *--p = hex[left % 16];
+    struct iovec parts[] = {{p, (size_t)(size + sizeof size - p)},
+                            {(void *)(uintptr_t)data, n},
+                            {(void *)(uintptr_t) "\r\n", 2}};
     if (x->chunked)
-        put(x, "\r\n", 2);
+        put_now(x, parts, 3);
+    else
+        put_now(x, parts + 1, 1);
     if (http_unsent(x) > DRAINED)
         x->choked = true;
 }
