@@ -59,7 +59,7 @@ struct steel_engine_options {
     int threads;        /* CPU threads; 0 = one per core */
     int context;      /* most tokens of a request; 0 = the model's limit, or what fits in memory */
     int max_requests; /* answers generated at once; 0 = 16, on a GPU what its cache holds, up to 1,024 */
-    int max_queue;    /* requests that may wait besides those; 0 = twice as many, at least 512 */
+    int max_queue;      /* requests that may wait besides those; 0 = twice as many, at least 512 */
     int max_per_client; /* answers generated at once per client; 0 = no limit but a fair share */
     size_t kv_bytes;    /* size of the KV cache; 0 = enough for context x max_requests */
     size_t state_bytes; /* size of checkpoints of recurrent states; 0 = two per request, or fewer */
@@ -92,7 +92,7 @@ struct steel_engine_options {
         expert_bytes; /* memory for experts; the others are read from the file. 0 = all, or what is free */
     const char *draft_model; /* a small model with the same vocabulary, which drafts; NULL = none */
     const char *draft_device; /* its device; NULL = the model's */
-    double ttft_ms; /* target of an answer's first token, in ms; 0 = none */
+    double ttft_ms;           /* target of an answer's first token, in ms; 0 = none */
 };
 
 /* Loads a model: a GGUF file or a Hugging Face folder; path NULL = the built-in model. options

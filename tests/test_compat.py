@@ -57,7 +57,7 @@ def test_prompt_logprobs(s):
 
 def test_prompt_logprobs_in_company(_):
     """Little room: sequences lose their pages and are read again; each token is told once, with the same number."""
-    s = Server(BUILD, "-np", "4", "-c", "1024", "--kv-tokens", "1100", "--step-ms", "5")
+    s = Server(BUILD, "-np", "4", "-c", "1024", "--kv-tokens", "1100")
     prompts = ["".join(chr(97 + (i * i + k * 7) % 26) for i in range(300)) for k in range(4)]
     ask = lambda p: {"prompt": p, "echo": True, "logprobs": 2, "max_tokens": 200, "temperature": 0, "ignore_eos": True, "logit_bias": ASCII}
     alone = [s.json(COMP, ask(p))["choices"][0] for p in prompts]

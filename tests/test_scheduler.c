@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include <math.h>
 
 #include "base/mem.h"
 #include "backend/backend.h"
@@ -465,6 +466,128 @@ static void test_budget(void **state)
     world_close(&w);
 }
 
+/* What steps cost is learned by rows, though neither part is proportional to them. Where every step reads prompts, what
+ * decodes cost is found, too. */
+static void test_cost(void **state)
+{
+    (void)state;
+    struct step_cost c = {0};
+    assert_true(step_cost_decode(&c, 5) == 0 && step_cost_read(&c, 5) == 0);
+    assert_int_equal(step_cost_reads_in(&c, 1, 700), 700); /* nothing is known */
+    assert_int_equal(step_cost_decodes_in(&c, 1, 700), COST_FIRST);
+    for (int n = 1; n <= 1024; n *= 2)
+        step_cost_learn(&c, n, 0, 1e6 + 2e4 * n);
+    for (int i = 0; i < 400; i++)
+        step_cost_learn(&c, 64, 16 << i % 8, 1e6 + 2e4 * 64 + 5e5 + 1e3 * (16 << i % 8));
+    for (int n = 1; n <= 1024; n += 7)
+        assert_true(fabs(step_cost_decode(&c, n) / (1e6 + 2e4 * n) - 1) < 0.05);
+    for (int n = 16; n <= 2048; n += 13)
+        assert_true(fabs((step_cost_decode(&c, 64) + step_cost_read(&c, n)) / (2.78e6 + 1e3 * n) -
+                         1) < 0.02);
+    assert_in_range(step_cost_reads_in(&c, 5e5 + 1e3 * 700, 4096), 640, 760);
+    assert_int_equal(step_cost_reads_in(&c, 1e3, 4096), 0);
+    assert_in_range(step_cost_decodes_in(&c, 1e6 + 2e4 * 300, 4096), 298, 302);
+    assert_int_equal(step_cost_decodes_in(&c, 1, 4096), 0);
+    assert_int_equal(step_cost_decodes_in(&c, 1e12, 4096), 2048); /* no further than twice */
+    /* 512 decodes in every step, of which only eight were ever measured alone */
+    c = (struct step_cost){0};
+    step_cost_learn(&c, 8, 0, 1e6 + 2e4 * 8);
+    for (int i = 0; i < 400; i++)
+        step_cost_learn(&c, 512, 64 + 64 * (i % 4), 1e6 + 2e4 * 512 + 1e3 * (64 + 64 * (i % 4)));
+    double both = step_cost_decode(&c, 512) + step_cost_read(&c, 128);
+    assert_true(fabs(both - (1e6 + 2e4 * 512 + 1e3 * 128)) < 0.1 * both);
+}
+
+/* With a target of inter-token latency no more answers run than decode within it, prompts take what is left, and both
+ * end. One that a single answer exceeds bounds prompts alone. */
+static void test_itl(void **state)
+{
+    (void)state;
+    struct world w;
+    struct seq *q[MAX_SEQS];
+    world_open(&w, 4096, 2.5, true); /* 2 ms are planned: ten decodes of 0.1 ms beside 1 ms */
+    w.s.itl_ns = 2.5e6;
+    w.read_ns = 1e4;
+    for (int i = 0; i < MAX_SEQS; i++)
+        q[i] = seq_new(&w, 100, 1000 * (i + 1));
+    int most = 0, n_over = 0, n_steps = 0;
+    for (int i = 0; i < 300; i++) {
+        step(&w, i);
+        most = w.s.running.n > most ? w.s.running.n : most;
+        n_over += i > 60 && w.s.n_decode && w.last_ns > 2.5e6;
+        n_steps += w.s.n_decode > 0;
+    }
+    assert_in_range(most, 8, 12); /* it is found by trying */
+    assert_int_equal(scheduler_most_running(&w.s), 10);
+    assert_true(n_over == 0 && n_steps > 250);
+    assert_true(w.s.waiting.n > 0);
+    for (int i = 0; i < MAX_SEQS; i++) /* those that wait get the places of those that end */
+        if (q[i]->running) {
+            seq_end(&w, q[i]);
+            q[i] = NULL;
+        }
+    for (int i = 0; i < 40; i++)
+        step(&w, i);
+    assert_int_equal(w.s.waiting.n, 0);
+    w.s.itl_ns = w.s.budget_ns = 1e5;
+    assert_int_equal(scheduler_most_running(&w.s), MAX_SEQS);
+    for (int i = 0; i < MAX_SEQS; i++)
+        if (q[i])
+            seq_end(&w, q[i]);
+    world_close(&w);
+}
+
+/* With a target of the first token, the prompts of a client are read in order of arrival, so that most end sooner than if all
+ * were read at once. One that misses it gets a part. */
+static void test_ttft(void **state)
+{
+    (void)state;
+    double mean[2] = {0};
+    for (int target = 0; target < 2; target++) {
+        struct world w;
+        struct seq *q[8];
+        int done[8] = {0};
+        world_open(&w, 4096, 8, true);
+        w.s.limits.read_chunk = 32;
+        struct seq *first = seq_new(&w, 4, 1); /* it decodes, so that steps are short */
+        for (int i = 0; i < 20; i++)
+            step(&w, i);
+        w.s.ttft_ns = target ? 1e9 : 0;
+        for (int i = 0; i < 8; i++)
+            q[i] = seq_new(&w, 400, 1000 * (i + 1));
+        for (int t = 1, left = 8; left; t++) {
+            assert_true(t < 2000);
+            w.s.now_ns += w.last_ns;
+            step(&w, 1);
+            for (int i = 0; i < 8; i++)
+                if (!done[i] && q[i]->n_tokens > 400) {
+                    done[i] = t;
+                    mean[target] += t / 8.0;
+                    left--;
+                }
+        }
+        for (int i = 1; i < 8 && target; i++)
+            assert_true(done[i] >= done[i - 1]);
+        /* The older one has missed its target: the younger goes first, but does not take all. */
+        struct seq *old = seq_new(&w, 2000, 50000), *young = seq_new(&w, 2000, 60000);
+        old->arrived_ns = w.s.now_ns - 2e9;
+        young->arrived_ns = w.s.now_ns;
+        while (old->n_tokens == 2000 && young->n_tokens == 2000)
+            step(&w, 1);
+        if (target) {
+            assert_true(young->n_tokens > 2000 && old->n_tokens == 2000);
+            assert_true(old->kv.n_tokens > 400 && old->kv.n_tokens < 1000);
+        }
+        seq_end(&w, old);
+        seq_end(&w, young);
+        seq_end(&w, first);
+        for (int i = 0; i < 8; i++)
+            seq_end(&w, q[i]);
+        world_close(&w);
+    }
+    assert_true(mean[1] < 0.7 * mean[0]);
+}
+
 /* The automatic budget on machines far apart: steps keep to it from the first piece on, and reading
  * does not crawl. */
 static void test_auto_budget(void **state)
@@ -875,17 +998,18 @@ static void test_clients_bound(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forced),       cmocka_unit_test(test_index),
-        cmocka_unit_test(test_content),      cmocka_unit_test(test_images),
-        cmocka_unit_test(test_reuse),        cmocka_unit_test(test_twins),
-        cmocka_unit_test(test_merge),        cmocka_unit_test(test_preemption),
-        cmocka_unit_test(test_remove),       cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_idle_budget),  cmocka_unit_test(test_auto_budget),
-        cmocka_unit_test(test_fairness),     cmocka_unit_test(test_random),
-        cmocka_unit_test(test_clients),      cmocka_unit_test(test_clients_pages),
-        cmocka_unit_test(test_clients_read), cmocka_unit_test(test_clients_bound),
-        cmocka_unit_test(test_clients_pass), cmocka_unit_test(test_held),
-        cmocka_unit_test(test_debt),
+        cmocka_unit_test(test_forced),        cmocka_unit_test(test_index),
+        cmocka_unit_test(test_content),       cmocka_unit_test(test_images),
+        cmocka_unit_test(test_reuse),         cmocka_unit_test(test_twins),
+        cmocka_unit_test(test_merge),         cmocka_unit_test(test_preemption),
+        cmocka_unit_test(test_remove),        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_cost),          cmocka_unit_test(test_itl),
+        cmocka_unit_test(test_ttft),          cmocka_unit_test(test_idle_budget),
+        cmocka_unit_test(test_auto_budget),   cmocka_unit_test(test_fairness),
+        cmocka_unit_test(test_random),        cmocka_unit_test(test_clients),
+        cmocka_unit_test(test_clients_pages), cmocka_unit_test(test_clients_read),
+        cmocka_unit_test(test_clients_bound), cmocka_unit_test(test_clients_pass),
+        cmocka_unit_test(test_held),          cmocka_unit_test(test_debt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

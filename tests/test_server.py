@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -386,6 +387,16 @@ def test_prefix_cache(s):
     read = u["prompt_tokens"] - u["prompt_tokens_details"]["cached_tokens"]
     assert u["prompt_tokens"] > 2000 and 0 < read < 32, u
     assert s.metrics()["steel_prompt_tokens_computed_total"] - computed == read
+
+
+def test_crowd(s):
+    """A thousand streams of one address at once: all are answered, none is refused."""
+    crowd = Server(BUILD, "-np", "1024", "--kv-tokens", str(1024 * 80), "-t", "2")
+    r = subprocess.run([BUILD + "/steel", "bench", "serve", "--url", f"http://127.0.0.1:{crowd.port}", "--concurrency", "1024", "--num-prompts", "1024", "--input-len", "16", "--output-len", "8", "--json"],
+                       capture_output=True, text=True)
+    d = json.loads(r.stdout)
+    assert r.returncode == 0 and d["ok"] == 1024 and d["output_tokens"] == 8 * 1024, (d, r.stderr)
+    assert crowd.stop() == 0
 
 
 def test_http(s):
@@ -847,14 +858,29 @@ def test_bench_serve(s):
     assert r.returncode == 0 and len(r.stdout.splitlines()) == 3
     r = bench("--concurrency", "2", "--input-len", "20000")
     assert r.returncode == 1 and "status 400" in r.stderr
+    with tempfile.TemporaryDirectory() as d:  # the table and its JSON in one go; goodput by targets that all or none meet
+        rows = os.path.join(d, "rows.jsonl")
+        for ttft, share in (("1e6", 1), ("0.0001", 0)):
+            r = bench("--concurrency", "2,4", "--num-prompts", "8", "--input-len", "20", "--output-len", "8", "--ttft-ms", ttft, "--itl-ms", "1e6", "--save", rows)
+            lines = r.stdout.splitlines()
+            assert r.returncode == 0 and len(lines) == 4 and "goodput" in lines[0] and "TPOT" in lines[0], r.stdout
+            assert [int(l.split()[-1]) for l in lines[2:]] == [100 * share] * 2
+        saved = [json.loads(l) for l in open(rows)]
+        assert [d["concurrency"] for d in saved] == [2, 4, 2, 4] and [d["goodput"]["requests"] for d in saved] == [8, 8, 0, 0]
+        assert all(d["tpot_ms"]["n"] == 8 and d["input_len"] == 20 for d in saved)
+    m = s.metrics()  # the server's own targets: 200 ms and a minute
+    judged = [m[f'steel_target_answers_total{{met="{x}"}}'] for x in ("any", "itl", "ttft", "both")]
+    assert judged[0] >= judged[1] >= judged[3] > 0 and judged[0] >= judged[2] >= judged[3], judged
+    assert m['steel_target_seconds{of="itl"}'] == 0.2 and m['steel_target_seconds{of="ttft"}'] == 60
+    assert m["steel_sequences_admitted"] > 0
     assert bench("--endpoint", "x").returncode == 2 and bench("--concurrency", "0").returncode == 2
     assert subprocess.run([BUILD + "/steel", "bench", "serve", "--url", "ftp://x"], capture_output=True).returncode == 1
 
 
 server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-timeout", "1", "--idle-timeout", "1",
-                "--cors-origin", "http://ok.example", "--step-ms", "5")
+                "--cors-origin", "http://ok.example", "--itl-ms", "200", "--ttft-ms", "60000")
 tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages, test_messages_of_agents, test_text_stays_text, test_continue,
-         test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_too_many, test_queue_full,
+         test_prefix_cache, test_bench_serve, test_crowd, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_too_many, test_queue_full,
          test_ping, test_loading, test_demo_model, test_keys, test_tls, test_shutdown, test_start, test_open_bind]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]

@@ -105,9 +105,10 @@ static void judge(struct engine *e, const struct choice *c)
     int n = c->seq.n_tokens - c->seq.n_prompt;
     if ((o->ttft_ms <= 0 && o->itl_ms <= 0) || !c->first_ns)
         return;
-    bool first = o->ttft_ms <= 0 || (double)(c->first_ns - c->req->submitted_ns) <= o->ttft_ms * 1e6;
-    bool gaps = o->itl_ms <= 0 || n < 2 ||
-                (double)(c->last_ns - c->first_ns) / (n - 1) <= o->itl_ms * 1e6;
+    bool first =
+        o->ttft_ms <= 0 || (double)(c->first_ns - c->req->submitted_ns) <= o->ttft_ms * 1e6;
+    bool gaps =
+        o->itl_ms <= 0 || n < 2 || (double)(c->last_ns - c->first_ns) / (n - 1) <= o->itl_ms * 1e6;
     e->stats.n_judged++;
     e->stats.n_ttft_met += first;
     e->stats.n_itl_met += gaps;

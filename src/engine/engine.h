@@ -163,8 +163,8 @@ struct engine_stats {
     /* Choices that ended by themselves, by the targets that they met; without a target nothing is counted. itl: the mean
      * of a choice. */
     uint64_t n_ttft_met, n_itl_met, n_both_met, n_judged;
-    int most_running; /* sequences that are admitted */
-    int64_t max_gap_ns;        /* longest inter-token latency of a choice */
+    int most_running;   /* sequences that are admitted */
+    int64_t max_gap_ns; /* longest inter-token latency of a choice */
 };
 
 struct engine;

@@ -11,7 +11,8 @@ enum {
         64, /* up to this many forced tokens are read at once; more are read like a prompt */
     CHARGE_FREE = 4, /* masks may take 1 / CHARGE_FREE of a client's time in steps */
     IDLE_FACTOR = 4, /* a step without decodes delays nobody and may take this much longer */
-    LATE_SHARE = 4,  /* 1 / LATE_SHARE of a client's prompt tokens is for prompts that miss their target */
+    LATE_SHARE =
+        4, /* 1 / LATE_SHARE of a client's prompt tokens is for prompts that miss their target */
 };
 
 /* The automatic budget. With much less, prompt chunks get so small that a mixture of experts runs at half its speed or

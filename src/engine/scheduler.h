@@ -134,11 +134,11 @@ struct scheduler {
     uint64_t entries, reads;     /* turns of admission and of reading so far */
     struct seq_client **reading; /* (max_seqs) scratch: clients with prompts to read */
     struct step_cost cost;
-    struct seq **planned; /* (max_seqs) of the current step */
-    struct seq **readers; /* (max_seqs) scratch */
-    struct seq **sorted;  /* (max_seqs) scratch: readers by client */
-    int *shares;          /* (max_seqs) scratch */
-    uint64_t *content;    /* (page_len) scratch */
+    struct seq **planned;  /* (max_seqs) of the current step */
+    struct seq **readers;  /* (max_seqs) scratch */
+    struct seq **sorted;   /* (max_seqs) scratch: readers by client */
+    int *shares;           /* (max_seqs) scratch */
+    uint64_t *content;     /* (page_len) scratch */
     struct reader_table {  /* of a step's readers by what they read next: reuse_reads */
         int *first, *last; /* (size) readers + 1 of a bucket; 0 = none */
         int *next;         /* (max_seqs) the next reader of its bucket, + 1 */

@@ -1,14 +1,17 @@
 /*
  * steel bench serve: a load generator for any OpenAI-compatible server. It keeps a number of
  * streams running, or starts them at a rate, and measures time to first token (TTFT), inter-token
- * latency (ITL) and end-to-end latency. One thread, one libevent loop. Does not depend on steel's
- * own server.
+ * latency (ITL), end-to-end latency, and goodput: the requests that meet targets. One thread, one libevent
+ * loop. Does not depend on steel's own server, with which it shares the machine: a token costs a few thousand
+ * instructions here.
  */
 #include "cli/cli.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "server/http/http_parse.h"
 #include "server/http/jsonout.h"
 
+#include <errno.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/bufferevent_ssl.h>
@@ -33,8 +36,10 @@ struct bench_url {
 };
 
 struct bench_serve_options {
-    const char *url, *levels, *model, *key, *endpoint, *extra;
-    char *fields; /* the members of extra, without the braces; NULL = none */
+    const char *url, *levels, *model, *key, *endpoint, *extra, *save;
+    FILE *saved;           /* of --save; NULL = none */
+    float ttft_ms, itl_ms; /* targets; 0 = none */
+    char *fields;          /* the members of extra, without the braces; NULL = none */
     int n_prompts, n_in, n_out, shared;
     float rate, words_per_token, temp;
     uint64_t seed;
@@ -55,21 +60,26 @@ struct bench_run {
     double words_per_token;
     uint64_t random;
     int n_started, n_done, n_failed, n_active, concurrency, total;
+    int n_good; /* done within the targets */
+    int64_t tokens_good;
+    size_t text_key;    /* index of the member that had text last */
+    struct buf decoded; /* scratch: a piece of a chunked body */
     int64_t tokens_in, tokens_out, tokens_cached, start_ns, end_ns;
-    struct samples first, gap, whole;
-    char error[256]; /* the first error */
+    struct samples first, gap, mean_gap, whole; /* mean_gap: of each request (TPOT) */
+    char error[256];                            /* the first error */
 };
 
 struct stream {
     struct bench_run *run;
     struct bufferevent *bev;
     struct buf line;
-    int64_t start_ns, last_ns;
+    int64_t start_ns, first_ns, last_ns;
     int status, n_tokens, n_asked;
     int64_t n_bytes; /* received */
     bool in_body, chunked, done;
-    bool said_done;     /* [DONE] was received */
-    int64_t chunk_left; /* -1: a size line comes next; -2: the line end after a chunk */
+    bool broken;    /* malformed chunks */
+    bool said_done; /* [DONE] was received */
+    struct http_chunks chunks;
     int n_usage_in, n_usage_out, n_usage_cached;
     struct buf error_body;
 };
@@ -173,6 +183,23 @@ static void on_clock(evutil_socket_t fd, short what, void *arg)
     event_add(r->clock, &(struct timeval){(time_t)wait, (suseconds_t)(fmod(wait, 1) * 1e6)});
 }
 
+/* Whether a request that is done met the targets: as others count goodput, by its first token and the mean time between
+ * its tokens. */
+static void judge(struct stream *s)
+{
+    struct bench_run *r = s->run;
+    double first = (double)(s->first_ns - s->start_ns) * 1e-6, mean = 0;
+    if (s->n_tokens > 1) {
+        mean = (double)(s->last_ns - s->first_ns) * 1e-6 / (s->n_tokens - 1);
+        sample(&r->mean_gap, mean * 1e-3);
+    }
+    if ((r->f->ttft_ms > 0 && first > (double)r->f->ttft_ms) ||
+        (r->f->itl_ms > 0 && mean > (double)r->f->itl_ms))
+        return;
+    r->n_good++;
+    r->tokens_good += s->n_usage_out ? s->n_usage_out : s->n_tokens;
+}
+
 static void end_stream(struct stream *s, const char *why)
 {
     struct bench_run *r = s->run;
@@ -193,6 +220,7 @@ static void end_stream(struct stream *s, const char *why)
         r->tokens_in += s->n_usage_in;
         r->tokens_cached += s->n_usage_cached;
         sample(&r->whole, (double)(now - s->start_ns) * 1e-9);
+        judge(s);
     }
     r->end_ns = now;
     r->n_active--;
@@ -204,16 +232,21 @@ static void end_stream(struct stream *s, const char *why)
 }
 
 /* True if an event contains text: "content":"x", "text":"x", "reasoning_content":"x". */
-static bool has_text(const char *line)
+static bool has_text(struct bench_run *r, const char *line)
 {
     static const char *const keys[] = {"content\":", "text\":", "reasoning\":", "arguments\":"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    enum { KEYS = sizeof keys / sizeof *keys };
+    for (size_t k = 0; k < KEYS; k++) {
+        size_t i = (r->text_key + k) % KEYS; /* usually it is the same for all events */
         for (const char *at = line; (at = strstr(at, keys[i]));) {
             at += strlen(keys[i]);
             at += strspn(at, " ");
-            if (at[0] == '"' && at[1] != '"')
+            if (at[0] == '"' && at[1] != '"') {
+                r->text_key = i;
                 return true;
+            }
         }
+    }
     return false;
 }
 
@@ -238,11 +271,13 @@ static void on_event_line(struct stream *s, const char *line)
         s->done = s->said_done = true;
         return;
     }
-    if (strstr(line, "\"usage\":{") || strstr(line, "\"usage\": {"))
+    const char *usage = strstr(line, "\"usage\":");
+    if (usage && usage[8 + strspn(usage + 8, " ")] == '{')
         read_usage(s, line);
-    if (!has_text(line))
+    if (!has_text(s->run, line))
         return;
     int64_t now = clock_ns();
+    s->first_ns = s->n_tokens ? s->first_ns : now;
     if (s->n_tokens++ == 0)
         sample(&s->run->first, (double)(now - s->start_ns) * 1e-9);
     else
@@ -299,32 +334,26 @@ static bool read_body(struct stream *s, struct evbuffer *in)
 {
     if (!read_head(s, in))
         return true;
-    while (evbuffer_get_length(in)) {
-        if (s->chunked && s->chunk_left <= 0) {
-            char *line = take_line(in);
-            if (!line)
-                return true;
-            if (*line) {
-                s->chunk_left = strtol(line, NULL, 16);
-                if (s->chunk_left == 0)
-                    s->done = true;
-            }
-            free(line);
-            if (s->done)
-                break;
-            continue;
-        }
+    struct buf *text = &s->run->decoded;
+    while (!s->done && !s->broken && evbuffer_get_length(in)) {
         struct evbuffer_iovec v;
         if (evbuffer_peek(in, -1, NULL, &v, 1) < 1)
             break;
         size_t n = v.iov_len;
-        if (s->chunked && (int64_t)n > s->chunk_left)
-            n = (size_t)s->chunk_left;
-        on_body(s, v.iov_base, n);
+        if (!s->chunked) {
+            on_body(s, v.iov_base, n);
+        } else {
+            buf_reset(text);
+            enum http_chunks_result how =
+                http_chunks_feed(&s->chunks, v.iov_base, v.iov_len, SIZE_MAX, text, &n);
+            if (text->len)
+                on_body(s, text->p, text->len);
+            s->done |= how == CHUNKS_DONE;
+            s->broken = how == CHUNKS_BAD || how == CHUNKS_TOO_LARGE;
+        }
         evbuffer_drain(in, n);
-        s->chunk_left -= s->chunked ? (int64_t)n : 0;
     }
-    return !s->done;
+    return !s->done && !s->broken;
 }
 
 static void on_read(struct bufferevent *bev, void *arg)
@@ -339,7 +368,7 @@ static void on_read(struct bufferevent *bev, void *arg)
         s->n_bytes + (int64_t)evbuffer_get_length(in) > (s->n_asked + 64) * (int64_t)EVENT_BYTES)
         end_stream(s, "the server sends more than it was asked for");
     else if (over)
-        end_stream(s, NULL);
+        end_stream(s, s->broken ? "malformed chunks" : NULL);
 }
 
 static void on_close(struct bufferevent *bev, short what, void *arg)
@@ -359,7 +388,6 @@ static void start_stream(struct bench_run *r, int n_in, int n_out)
     struct bench_url *t = r->to;
     struct stream *s = mem_zalloc(1, sizeof *s);
     s->run = r;
-    s->chunk_left = -1;
     s->n_asked = n_out;
     s->bev =
         t->tls
@@ -433,6 +461,8 @@ static void run_clear(struct bench_run *r)
     event_base_free(r->base);
     mem_free(r->first.v);
     mem_free(r->gap.v);
+    mem_free(r->mean_gap.v);
+    buf_clear(&r->decoded);
     mem_free(r->whole.v);
 }
 
@@ -465,43 +495,76 @@ static bool calibrate(const struct bench_serve_options *f, struct bench_url *t,
     return ok;
 }
 
+static bool has_targets(const struct bench_serve_options *f)
+{
+    return f->ttft_ms > 0 || f->itl_ms > 0;
+}
+
+static void print_head(const struct bench_serve_options *f)
+{
+    const char *const p = "     p50     p90     p99";
+    printf("%5s %6s %5s %8s %9s %9s |%24s |%24s |%24s |%24s%s\n", "", "", "", "", "input", "output",
+           "TTFT ms", "ITL ms", "TPOT ms", "E2E ms", has_targets(f) ? " | goodput" : "");
+    printf("%5s %6s %5s %8s %9s %9s |%s |%s |%s |%s%s\n", "conc", "ok", "err", "req/s", "tok/s",
+           "tok/s", p, p, p, p, has_targets(f) ? " |   req/s    %" : "");
+}
+
+static void print_times(const struct samples *s, int digits)
+{
+    for (int i = 0; i < 3; i++)
+        printf("%s%7.*f", i ? " " : " |", digits, percentile(s, (double[]){0.5, 0.9, 0.99}[i]));
+}
+
 static void print_row(const struct bench_run *r)
 {
     double s = (double)(r->end_ns - r->start_ns) * 1e-9;
     s = s > 0 ? s : 1e-9;
-    printf(
-        "%5d %6d %5d %8.2f %9.1f %9.1f |%8.1f %8.1f %8.1f |%7.2f %7.2f %7.2f |%8.0f %8.0f %8.0f\n",
-        r->concurrency, r->n_done, r->n_failed, r->n_done / s, (double)r->tokens_in / s,
-        (double)r->tokens_out / s, percentile(&r->first, 0.5), percentile(&r->first, 0.9),
-        percentile(&r->first, 0.99), percentile(&r->gap, 0.5), percentile(&r->gap, 0.9),
-        percentile(&r->gap, 0.99), percentile(&r->whole, 0.5), percentile(&r->whole, 0.9),
-        percentile(&r->whole, 0.99));
+    printf("%5d %6d %5d %8.2f %9.1f %9.1f", r->concurrency, r->n_done, r->n_failed, r->n_done / s,
+           (double)r->tokens_in / s, (double)r->tokens_out / s);
+    print_times(&r->first, 1);
+    print_times(&r->gap, 2);
+    print_times(&r->mean_gap, 2);
+    print_times(&r->whole, 0);
+    if (has_targets(r->f))
+        printf(" | %7.2f %4.0f", r->n_good / s, r->n_done ? 100.0 * r->n_good / r->n_done : 0.0);
+    printf("\n");
     fflush(stdout);
 }
 
-static void json_times(const char *name, const struct samples *s)
+static void json_times(FILE *to, const char *name, const struct samples *s)
 {
     double sum = 0;
     for (size_t i = 0; s->v && i < s->n; i++)
         sum += s->v[i];
-    printf(",\"%s\":{\"n\":%zu,\"mean\":%.4f,\"p50\":%.4f,\"p90\":%.4f,\"p99\":%.4f,\"max\":%.4f}",
-           name, s->n, s->n ? sum / (double)s->n * 1e3 : 0.0, percentile(s, 0.5),
-           percentile(s, 0.9), percentile(s, 0.99), percentile(s, 1));
+    fprintf(to,
+            ",\"%s\":{\"n\":%zu,\"mean\":%.4f,\"p50\":%.4f,\"p90\":%.4f,\"p99\":%.4f,\"max\":%.4f}",
+            name, s->n, s->n ? sum / (double)s->n * 1e3 : 0.0, percentile(s, 0.5),
+            percentile(s, 0.9), percentile(s, 0.99), percentile(s, 1));
 }
 
-static void print_json(const struct bench_run *r)
+static void print_json(const struct bench_run *r, FILE *to)
 {
+    const struct bench_serve_options *f = r->f;
     double s = (double)(r->end_ns - r->start_ns) * 1e-9;
-    printf("{\"concurrency\":%d,\"ok\":%d,\"errors\":%d,\"seconds\":%.4f,\"input_tokens\":%lld,"
-           "\"cached_tokens\":%lld,\"output_tokens\":%lld,\"output_tokens_per_second\":%.2f",
-           r->concurrency, r->n_done, r->n_failed, s, (long long)r->tokens_in,
-           (long long)r->tokens_cached, (long long)r->tokens_out,
-           s > 0 ? (double)r->tokens_out / s : 0.0);
-    json_times("ttft_ms", &r->first);
-    json_times("itl_ms", &r->gap);
-    json_times("e2e_ms", &r->whole);
-    printf("}\n");
-    fflush(stdout);
+    fprintf(to,
+            "{\"concurrency\":%d,\"input_len\":%d,\"output_len\":%d,\"ok\":%d,\"errors\":%d,"
+            "\"seconds\":%.4f,\"input_tokens\":%lld,\"cached_tokens\":%lld,\"output_tokens\":%lld,"
+            "\"output_tokens_per_second\":%.2f",
+            r->concurrency, f->n_in, f->n_out, r->n_done, r->n_failed, s, (long long)r->tokens_in,
+            (long long)r->tokens_cached, (long long)r->tokens_out,
+            s > 0 ? (double)r->tokens_out / s : 0.0);
+    json_times(to, "ttft_ms", &r->first);
+    json_times(to, "itl_ms", &r->gap);
+    json_times(to, "tpot_ms", &r->mean_gap);
+    json_times(to, "e2e_ms", &r->whole);
+    if (has_targets(f))
+        fprintf(to,
+                ",\"goodput\":{\"ttft_ms\":%g,\"itl_ms\":%g,\"requests\":%d,"
+                "\"requests_per_second\":%.4f,\"output_tokens_per_second\":%.2f}",
+                (double)f->ttft_ms, (double)f->itl_ms, r->n_good, s > 0 ? r->n_good / s : 0.0,
+                s > 0 ? (double)r->tokens_good / s : 0.0);
+    fprintf(to, "}\n");
+    fflush(to);
 }
 
 /* --extra: the object's members as text, to insert into request bodies. */
@@ -536,14 +599,16 @@ static int measure(const struct bench_serve_options *f, struct bench_url *t, int
     }
     if (r.n_done + r.n_failed < r.total)
         event_base_dispatch(r.base);
-    struct samples *all[] = {&r.first, &r.gap, &r.whole};
-    for (int i = 0; i < 3; i++)
+    struct samples *all[] = {&r.first, &r.gap, &r.mean_gap, &r.whole};
+    for (int i = 0; i < 4; i++)
         if (all[i]->v)
             qsort(all[i]->v, all[i]->n, sizeof(double), ascending);
     if (f->json)
-        print_json(&r);
+        print_json(&r, stdout);
     else
         print_row(&r);
+    if (f->saved)
+        print_json(&r, f->saved);
     if (r.n_failed)
         fprintf(stderr, "%d failed; the first: %s\n", r.n_failed, r.error);
     int failed = r.n_failed;
@@ -557,6 +622,8 @@ static void clear(struct bench_serve_options *f, struct bench_url *t)
         freeaddrinfo(t->addr);
     SSL_CTX_free(t->ctx);
     mem_free(f->fields);
+    if (f->saved)
+        fclose(f->saved);
 }
 
 int cmd_bench_serve(int argc, char **argv)
@@ -596,16 +663,27 @@ int cmd_bench_serve(int argc, char **argv)
         {OPT_U64, 0, "seed", 0, &f.seed, 0, 0, "N", "seed of the prompts (default 1)"},
         {OPT_FLAG, 0, "keep-eos", 0, &f.keep_eos, 0, 0, 0,
          "allow responses to end before --output-len"},
+        {OPT_FLOAT, 0, "ttft-ms", 0, &f.ttft_ms, 0, 1e9, "MS",
+         "target of a request's first token, for goodput (default: none)"},
+        {OPT_FLOAT, 0, "itl-ms", "tpot-ms", &f.itl_ms, 0, 1e9, "MS",
+         "target of a request's mean time between tokens, for goodput (default: none)"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "print one JSON object per row"},
+        {OPT_STRING, 0, "save", 0, &f.save, 0, 0, "FILE",
+         "also append one JSON object per row to FILE"},
     };
     const struct usage u = {
         .command = "bench serve",
         .synopsis = "[--url URL] [options]",
         .about =
             "Measures a running OpenAI-compatible server: tokens per second, time to first\n"
-            "token (TTFT), inter-token latency (ITL) and end-to-end time (E2E), in milliseconds.",
-        .examples = "  steel bench serve --concurrency 1,16 --input-len 512 --output-len 128\n"
-                    "  steel bench serve --url http://host:8000 --model name --rate 5\n",
+            "token (TTFT), inter-token latency (ITL), its mean per request (TPOT) and end-to-end\n"
+            "time (E2E), in milliseconds. Goodput counts the requests that meet --ttft-ms and\n"
+            "--itl-ms.",
+        .examples =
+            "  steel bench serve --concurrency 1,16 --input-len 512 --output-len 128\n"
+            "  steel bench serve --input-len 1024 --output-len 1024 \\\n"
+            "      --concurrency 128,256,512,1024 --ttft-ms 1000 --itl-ms 50 --save rows.jsonl\n"
+            "  steel bench serve --url http://host:8000 --model name --rate 5\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
         .min_args = 0,
@@ -626,17 +704,18 @@ int cmd_bench_serve(int argc, char **argv)
     struct bench_url t = {0};
     double words_per_token;
     cli_catch_interrupt();
+    f.saved = f.save ? fopen(f.save, "a") : NULL;
+    if (f.save && !f.saved) {
+        error_set(&err, "--save %s: %s", f.save, strerror(errno));
+        clear(&f, &t);
+        return cli_fail(&err);
+    }
     if (!parse_url(f.url, &t, &err) || !calibrate(&f, &t, &words_per_token, &err)) {
         clear(&f, &t);
         return cli_fail(&err);
     }
     if (!f.json)
-        printf(
-            "%5s %6s %5s %8s %9s %9s |%26s |%23s |%26s\n%5s %6s %5s %8s %9s %9s |%8s %8s %8s |%7s "
-            "%7s %7s |%8s %8s %8s\n",
-            "", "", "", "", "input", "output", "TTFT ms", "ITL ms", "E2E ms", "conc", "ok", "err",
-            "req/s", "tok/s", "tok/s", "p50", "p90", "p99", "p50", "p90", "p99", "p50", "p90",
-            "p99");
+        print_head(&f);
     int failed = 0;
     for (int i = 0; i < n_levels && !cli_interrupted(); i++)
         failed += measure(&f, &t, levels[i] > 0 ? levels[i] : 1, words_per_token);

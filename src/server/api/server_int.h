@@ -202,9 +202,9 @@ struct api_request {
     struct api_choice *choices;   /* (n_prompts * p.n) */
     int n_choices, n_open;
     bool streaming, over;
-    struct buf event_head;    /* what all events of the stream begin with; empty = not written yet */
-    int block;                /* Anthropic: index of the open content block, -1 = none yet */
-    int turn;                 /* the choice that writes first (round robin) */
+    struct buf event_head; /* what all events of the stream begin with; empty = not written yet */
+    int block;             /* Anthropic: index of the open content block, -1 = none yet */
+    int turn;              /* the choice that writes first (round robin) */
     size_t kept, n_kept_most; /* unsent bytes of all choices; the maximum so far */
     struct {
         bool sending, opened, in_choice;
