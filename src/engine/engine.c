@@ -498,7 +498,7 @@ static void loop(struct engine *e)
             sample_step(e, e->now);
         CHECK(!idle || e->n_held || e->sched.running.n + e->sched.waiting.n == 0,
               "%d sequences wait and nothing runs", e->sched.waiting.n);
-        if (idle && e->rt && e->rt->encoder)
+        if (idle && e->rt->encoder)
             encoder_beside_step(e->rt->encoder, 0);
         if (idle && e->n_held)
             choices_grant(e, true);
