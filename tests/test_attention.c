@@ -224,13 +224,14 @@ static void step_append(struct step *st, struct world *w)
 {
     if (w->layer.rope)
         cpu_rope_table(w->layer.rope, &st->b, w->rope, w->pool);
-    cpu_attn_post(&w->s, &st->b, &w->layer, &w->kv, w->rope, st->qkv, st->q, w->pool, w->isa);
+    cpu_attn_post(&w->s, &st->b, &w->layer, &w->kv, w->rope, st->qkv, st->q, NULL,
+                  w->pool, w->isa);
 }
 
 static void step_run(struct step *st, struct world *w)
 {
     step_append(st, w);
-    cpu_attention(&w->s, &st->b, &w->layer, &w->kv, NULL, st->q, st->a, w->scratch, w->pool,
+    cpu_attention(&w->s, &st->b, &w->layer, &w->kv, NULL, NULL, st->q, st->a, w->scratch, w->pool,
                   &w->pick);
 }
 

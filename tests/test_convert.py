@@ -93,12 +93,67 @@ def micro_models():
         "olmoe", "qwen2_moe", "seed_oss", "smollm3", "solar_open",
         "ernie4_5", "ernie4_5_moe", "glm4", "granitemoehybrid", "mamba2", "lfm2", "lfm2_moe", "nemotron_h", "arcee", "nemotron", "starcoder2", "stablelm", "cohere2", "cohere2_moe", "flex_olmo", "mistral4", "axk1", "afmoe", "muse_glimmer", "laguna", "step3p7", "llama4", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "bitnet",
         "gpt_neox", "gpt2", "phimoe", "mimo_v2_flash",
-        "gemma3n", "longcat_flash", "minimax", "deepseek_v4")])
+        "gemma3n", "longcat_flash", "minimax", "deepseek_v4", "inkling")])
     for m in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "jamba", "olmo_hybrid"):  # taps that other readers take as floats only
         types = {t[1] for name, t in Gguf(path(m + ".gguf")).tensors.items() if "conv" in name and "proj" not in name}
         assert types == {0}, (m, types)
     meta = Gguf(path("deepseek_v3.gguf")).meta  # readers know the factor by the multiplier; both would count twice
     assert "deepseek2.rope.scaling.yarn_log_multiplier" in meta and "deepseek2.rope.scaling.attn_factor" not in meta
+
+
+def inkling_release():
+    """The names of Inkling's release: gate and up rows alternate, the head has no padding, the text model is inside another."""
+    source, folder, out = f"{MICRO}/inkling", path("inkling-release"), path("inkling-release.gguf")
+    config = json.load(open(source + "/config.json"))
+    rename = {r"^lm_head": "model.llm.unembed", r"^model\.": "model.llm.", "embed_tokens": "embed", "input_layernorm": "attn_norm",
+              "post_attention_layernorm": "mlp_norm", "self_attn": "attn", r"q_proj\b": "wq_du", r"k_proj\b": "wk_dv", r"v_proj\b": "wv_dv",
+              r"r_proj\b": "wr_du", r"o_proj\b": "wo_ud", "sconv.conv1d": "sconv", "gate.e_score_correction_bias": "gate.bias",
+              "mlp.down_proj": "mlp.w2_md", r"\.experts.down_proj": ".experts.w2_weight",
+              "shared_experts.down_proj": "shared_experts.shared_w2_weight"}
+    old, tensors = read_safetensors(source + "/model.safetensors"), {}
+
+    def alternate(gate, up, E):
+        a, b = (struct.unpack(f"<{len(x) // 2}H", x) for x in (gate, up))
+        rows = [row for i in range(0, len(a), E) for row in (a[i:i + E], b[i:i + E])]
+        return struct.pack(f"<{2 * len(a)}H", *[v for row in rows for v in row])
+
+    for name, (kind, shape, data) in old.items():
+        new = name
+        for a, b in rename.items():
+            new = re.sub(a, b, new) if new != "lm_head.weight" or a.startswith("^lm") else new
+        if name == "lm_head.weight":
+            rows = config["unpadded_vocab_size"]
+            new, shape, data = "model.llm.unembed.weight", [rows, shape[1]], data[:rows * shape[1] * 2]
+        if "up_proj" in name and "gate_up" not in name:
+            continue
+        if "gate_proj" in name:  # also of shared experts
+            up, E = old[name.replace("gate_proj", "up_proj")][2], shape[-1]
+            each = len(data) // (shape[0] if len(shape) == 3 else 1)
+            data = b"".join(alternate(data[i:i + each], up[i:i + each], E) for i in range(0, len(data), each))
+            shape = [*shape[:-2], 2 * shape[-2], E]
+            new = new.replace("gate_proj.weight", "w13_dn.weight").replace("gate_proj", "shared_w13_weight")
+        if "gate_up_proj" in name:
+            E, each = shape[2], len(data) // shape[0]
+            data = b"".join(alternate(data[i:i + each // 2], data[i + each // 2:i + each], E) for i in range(0, len(data), each))
+            new = new.replace("gate_up_proj", "w13_weight")
+        tensors[new] = (kind, shape, data)
+    tensors["model.mtp.layers.0.input_proj.weight"] = ("BF16", [1, 1], b"\0\0")
+    text = {k: v for k, v in config.items() if k not in ("layer_types", "mlp_layer_types", "intermediate_size", "moe_intermediate_size",
+                                                         "conv_kernel_size", "architectures")}
+    text.update(local_layer_ids=[0, 2], dense_mlp_idx=1, dense_intermediate_size=config["intermediate_size"],
+                intermediate_size=config["moe_intermediate_size"], sconv_kernel_size=config["conv_kernel_size"])
+    os.makedirs(folder)
+    json.dump({"model_type": "inkling_mm_model", "architectures": ["InklingForConditionalGeneration"], "text_config": text},
+              open(folder + "/config.json", "w"))
+    write_safetensors(folder + "/model.safetensors", tensors)
+    golden = source + "/golden.bin"
+    assert max_difference(logits(folder, golden), read_logits(golden)) < 2e-4
+    ok("convert", folder, out)
+    assert max_difference(logits(out, golden), read_logits(golden)) < 2e-4
+    for key, value in (("shared_expert_sink", False), ("q_bias", True), ("gate_activation", "softmax")):
+        json.dump({"model_type": "inkling_mm_model", "text_config": {**text, key: value}}, open(folder + "/config.json", "w"))
+        r = steel("logits", folder, "--ids", golden, "--out", path("none.bin"))
+        assert r.returncode == 1 and key in r.stderr, r.stderr
 
 
 def no_attention():
@@ -1130,7 +1185,7 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             no_attention, rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads, dense_latents, few_bits,
+             inkling_release, no_attention, rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads, dense_latents, few_bits,
              overrides]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_fp8, golden_vocabulary]
     if HAVE_GOLDEN:

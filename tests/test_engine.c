@@ -152,7 +152,7 @@ static void test_second_turn_of_parts(void **state)
 {
     (void)state;
     static const char *const models[] = {"falcon_h1", "jamba",         "glm_moe_dsa", "minimax_m3",
-                                         "minimax",   "longcat_flash", "deepseek_v4"};
+                                         "minimax",   "longcat_flash", "deepseek_v4", "inkling"};
     char toy[sizeof path];
     memcpy(toy, path, sizeof path);
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {

@@ -97,6 +97,7 @@ static const char *const running[] = {"gpt_oss_mxfp4",
                                       "longcat_flash",
                                       "minimax",
                                       "deepseek_v4",
+                                      "inkling",
                                       "mimo_v2_flash",
                                       "gemma3n",
                                       "bitnet_packed"};

@@ -84,7 +84,8 @@ static const char *const micro[] = {MICRO "qwen3moe",
                                     MICRO "gemma3n",
                                     MICRO "longcat_flash",
                                     MICRO "minimax",
-                                    MICRO "deepseek_v4"};
+                                    MICRO "deepseek_v4",
+                                    MICRO "inkling"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

@@ -80,6 +80,8 @@ static inline bool batch_narrows(const struct batch *b, const struct network *ne
 {
     if (net->has_next_stage || net->n_mergers)
         return false; /* another process has the last layer; mergers read all rows */
+    if (net->layers[layer].mixer.block.conv.len || net->layers[layer].mlp.block.conv.len)
+        return false; /* a convolution keeps results of all rows */
     return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
 }
 
@@ -103,7 +105,7 @@ struct bounds {
  * bounds.v_type. Latent attention: keys only, (n_pages, page_len, C + Dr). Index keys: (n_pages, page_len, dim) of
  * bounds.k_type, rows. The order inside a (page, kv head)
  * tile is private to the backend; the engine moves whole pages.
- * Recurrent mixers: states (n_states, mixer_state_len) of floats, in the backend's own order. */
+ * Recurrent mixers and convolutions of blocks: states (n_states, layer_state_len) of floats, in the backend's own order. */
 struct kv_layer {
     void *k, *v, *index;
     float *state;

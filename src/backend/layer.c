@@ -16,6 +16,11 @@ static void measure_attention(const struct attention *a, struct network_max *out
     widen(&out->heads, q > v ? q : v);
     if (a->wgate)
         widen(&out->gates, a->wgate->n_out);
+    if (a->wrel) {
+        widen(&out->rel, a->wrel->n_out);
+        widen(&out->rel_len, a->rel_len);
+    }
+    widen(&out->conv_len, a->k_conv.len);
     widen(&out->n_heads, a->n_heads);
     widen(&out->n_kv_heads, a->n_kv_heads);
     widen(&out->head_dim, a->k_dim > a->v_dim ? a->k_dim : a->v_dim);
@@ -163,6 +168,8 @@ void network_measure(const struct network *net, struct network_max *out)
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
         measure_mixer(&net->layers[i].mixer, out);
+        widen(&out->conv_len, net->layers[i].mixer.block.conv.len);
+        widen(&out->conv_len, m->block.conv.len);
         if (m->dense.down)
             widen(&out->n_ff, m->dense.down->n_in);
         if (!m->router.w)
@@ -291,7 +298,33 @@ size_t mixer_state_len(const struct mixer *m)
         return (size_t)m->scan.n_channels * (size_t)(m->scan.state_dim + m->scan.conv_len - 1);
     if (m->kind == MIXER_SHORT_CONV)
         return (size_t)(m->short_conv.conv_len - 1) * (size_t)m->short_conv.w_in->n_in;
+    const struct attention *a = &m->attention;
+    if (m->kind == MIXER_ATTENTION && a->k_conv.len)
+        return (size_t)(a->k_conv.len - 1) * (size_t)a->n_kv_heads * (size_t)(a->k_dim + a->v_dim);
     return 0;
+}
+
+static size_t conv_state(const struct block *b, int n_embd)
+{
+    return b->conv.len ? (size_t)(b->conv.len - 1) * (size_t)n_embd : 0;
+}
+
+/* The convolution of a block has as many channels as its last matrix has rows. */
+static int block_width(const struct layer *l)
+{
+    const struct weight *w = mixer_out(&l->mixer);
+    return w ? w->n_out : 0;
+}
+
+size_t layer_conv_at(const struct layer *l, const struct block *b)
+{
+    size_t mixer = mixer_state_len(&l->mixer);
+    return b == &l->mixer.block ? mixer : mixer + conv_state(&l->mixer.block, block_width(l));
+}
+
+size_t layer_state_len(const struct layer *l)
+{
+    return layer_conv_at(l, &l->mlp.block) + conv_state(&l->mlp.block, block_width(l));
 }
 
 bool network_refuse(struct error *err, int layer, const char *what, const char *backend)
@@ -334,6 +367,7 @@ static bool block_ok(const struct check *c, const struct block *b)
 {
     return norm_ok(c, &b->in) && norm_ok(c, &b->out) && norm_ok(c, &b->sum) &&
            has(c, b->keep != 0, PART_KEEP, "a block that keeps its normed input is") &&
+           has(c, b->conv.len, PART_ROW_CONV, "a convolution of a block's result is") &&
            has(c, b->out.kind || b->sum.kind, PART_NORM_OUT, "a norm after a block is") &&
            has(c, b->scale != 0 && b->scale != 1, PART_SCALES, "a residual scale is");
 }
@@ -345,6 +379,9 @@ static bool attention_ok(const struct check *c, const struct attention *a)
            has(c, a->softcap != 0, PART_SOFTCAP, "a softcap of attention scores is") &&
            norm_ok(c, &a->out_norm) &&
            has(c, a->wgate, PART_OWN_GATE, "a gate of attention with a matrix of its own is") &&
+           has(c, a->wrel, PART_RELATIVE, "attention with relative positions is") &&
+           has(c, a->temp_smooth, PART_RELATIVE, "such an attention temperature is") &&
+           has(c, a->k_conv.len, PART_ROW_CONV, "a convolution of keys and values is") &&
            has(c, a->chunked, PART_CHUNKED, "attention in chunks is") &&
            has(c, a->norm_late, PART_NORM_LATE, "QK-norm after RoPE is") &&
            has(c, a->out_norm.kind, PART_NORM_LATE, "a norm of attention's result is") &&

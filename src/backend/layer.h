@@ -52,11 +52,22 @@ struct norm {
     float eps;
 };
 
+/*
+ * A short convolution over the rows of a sequence, beside its input: channel c of row t becomes
+ *   y[t][c] + sum_i taps[c][i] * y[t - W + 1 + i][c]
+ * A sequence keeps the last W-1 rows of y before it.
+ */
+struct row_conv {
+    int len;           /* W; 0 = none */
+    const float *taps; /* (channels, W) */
+};
+
 /* How a block changes the stream x:
- *   n = in(x); y = out(block(n)); x = sum(x + scale * y), or with keep: x = sum(keep * n + scale * y)
- * Most models have only `in`, Gemma has `in` and `out`, BERT has `sum`, MiniMax-01 has `keep`. */
+ *   n = in(x); y = out(conv(block(n))); x = sum(x + scale * y), or with keep: x = sum(keep * n + scale * y)
+ * Most models have only `in`, Gemma has `in` and `out`, BERT has `sum`, MiniMax-01 has `keep`, Inkling has `conv`. */
 struct block {
     struct norm in, out, sum; /* (E) */
+    struct row_conv conv;     /* (E) channels; beside attention only */
     float scale;              /* 0 = 1 */
     float keep;               /* of n; 0 = x itself is kept */
     /* Of an mlp: n = in(x) of the x that the mixer read, so that both run in parallel. Of a mixer: of the x that the mixer
@@ -141,10 +152,12 @@ struct indexer {
 
 /*
  * Attention of H heads over K shared keys and values; head h reads kv head h*K/H.
- *   [q k v] = n Wqkv^T + bias
+ *   [q k v] = n Wqkv^T + bias; k = k_conv(k); v = v_conv(v)
  *   q, k = norm(.), then rope; v = v_norm(v); k and v go to the cache at the row's slot
- *   q *= 1 + temp_beta * ln(1 + floor((pos + temp_offset) / temp_len))
+ *   warm = 1 + temp_beta * ln(1 + floor((pos + temp_offset) / temp_len)); temp_smooth: the logarithm is
+ *   ln(max(1, (pos + 1) / temp_len)); q *= warm
  *   s_j = scale * q.k_j; softcap: s_j = softcap * tanh(s_j / softcap); j over the keys the row sees
+ *   wrel: r = warm * (n Wrel^T)_h; s_j += r.rel[.][pos - j] if pos - j < rel_len
  *   p_j = exp(s_j) / (sum_j exp(s_j) + exp(sink_h)); a_h = sum_j p_j v_j; gated: a_h *= sigmoid(g_h)
  *   wgate: a_h *= sigmoid(g_h), or ln(1 + exp(g_h)) with softplus, of g = n Wgate^T + bias; a = out_norm(a)
  *   y = a Wo^T + bias
@@ -179,6 +192,12 @@ struct attention {
     int kv_layer;
     float temp_beta;           /* 0 = none */
     int temp_len, temp_offset; /* the offset is added to pos */
+    bool temp_smooth;
+    struct row_conv k_conv, v_conv; /* (K*Dk), (K*Dv) channels; both of one length, or none */
+    /* Relative positions: (H*R, E) or NULL; (R, rel_len). Not beside a softcap or a choice of keys. */
+    const struct weight *wrel;
+    const float *rel;
+    int rel_dim, rel_len; /* R */
     struct indexer index;
 };
 
@@ -665,6 +684,7 @@ struct network_max {
     int heads;                                /* width of q, or of the mixer's result before wo */
     int latent;                               /* q_rank, C + Dr, or outputs of a scan's w_x */
     int gates;                                /* outputs of attention's wgate; 0 = none */
+    int rel, rel_len, conv_len;               /* outputs of its wrel; of its table; 0 = none */
     int state_heads;                          /* heads with recurrent state */
     int index, index_heads;                   /* width of an indexer's q, its heads; 0 = none */
     int index_chosen, index_groups;           /* keys or blocks chosen, choices per row */
@@ -696,8 +716,12 @@ int mixer_index_rows(const struct mixer *m, int page_len);
 const struct indexer *mixer_index(const struct mixer *m);
 /* Values of an index key that the cache holds per token in this layer; 0: none. */
 int mixer_index_dim(const struct mixer *m);
-/* Floats of a sequence's state in this layer; 0 = no state. */
+/* Floats of a sequence's state: of a mixer without the convolution of its block, and of a layer, which has that of the
+ * mixer, then those of the mixer's block and of the mlp's. 0 = no state. */
 size_t mixer_state_len(const struct mixer *m);
+size_t layer_state_len(const struct layer *l);
+/* Where the state of a block's convolution begins in the layer's. */
+size_t layer_conv_at(const struct layer *l, const struct block *b);
 
 /* Sets "layer 3: <what> not supported on <backend>" and returns false. `what` ends in "is" or "are". layer < 0: the
  * message names no layer. */
@@ -759,6 +783,8 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 #define PART_COMPRESSED         (1ull << 55) /* compressed attention */
 #define PART_ROUTERS_2          (1ull << 56) /* routing by square roots of softplus, and by tokens */
 #define PART_SILU_CLAMP         (1ull << 57) /* a clamp before SiLU */
+#define PART_RELATIVE           (1ull << 58) /* relative positions in scores, a smooth temperature */
+#define PART_ROW_CONV           (1ull << 59) /* convolutions of keys, values and results of blocks */
 #define PART_LATENT_TEMPERATURE (1ull << 30) /* a temperature of latent attention */
 
 bool network_check(const struct network *net, uint64_t parts, const char *backend,

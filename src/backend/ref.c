@@ -105,7 +105,7 @@ static void clear(struct ref *r)
         r->sampled[1], r->tokens,  r->sum,          r->gap,       r->latent,    r->told[0],
         r->told[1],    r->kept,    r->joined,       r->mean,      r->merged,    r->clipped,
         r->to_experts, r->before,  r->weighed,      r->streams,   r->late,      r->mixes,
-        r->compressed, r->visible};
+        r->compressed, r->visible, r->rel};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -161,6 +161,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->gate = floats(tokens * heads);
     r->a = floats(tokens * heads);
     r->qkv = floats((size_t)max->qkv);
+    r->rel = floats(tokens * (size_t)max->rel);
     r->before = floats(tokens * embd);
     r->late = floats(tokens * embd);
     r->mixes = floats(tokens * (size_t)(net->streams.n * (net->streams.n + 2)));

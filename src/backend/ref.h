@@ -29,6 +29,7 @@ struct ref {
     int readable;        /* which of them ref_logits reads */
     float *q, *gate, *a; /* (max_tokens, widest H*D) queries, gates, outputs of attention */
     float *qkv;          /* one row of the projection */
+    float *rel;          /* (max_tokens, widest wrel) of relative positions */
     float *before;       /* (max_tokens, E) what the mixer read, by rows of x */
     float *late;         /* (max_tokens, E) results of late experts, by batch rows */
     float *mixes;        /* (max_tokens, 2*N + N*N) of hyper-connections, by batch rows */
@@ -112,6 +113,9 @@ void ref_matvec_rows(struct ref *r, const struct weight *weight, int first, int 
 void ref_norm_row(const struct norm *norm, const float *x, float *out, int n); /* out may be x */
 /* x = sum(x + scale * out(y)), or with keep, of in(x); overwrites y */
 void ref_block_add(struct ref *r, const struct block *b, float *y, float *x);
+/* Row t through a convolution of `width` channels, whose state begins at `at` in the layer's. */
+void ref_conv_row(struct ref *r, int layer, const struct row_conv *c, size_t at, int t, int width,
+                  float *y);
 void ref_narrow(struct ref *r); /* the stream becomes the output rows */
 
 /* ref_index.c. Row t's queries and weights of the indexer, and its key to the cache. n: the mixer's input, u: the indexer's. */

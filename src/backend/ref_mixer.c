@@ -86,14 +86,54 @@ static void project(struct ref *r, const struct attention *a)
         ref_matvec_rows(r, a->wqkv, at, n[k], &a->clips[k], r->n, r->qkv + at);
 }
 
-/* The factor of attention's temperature on queries at pos. */
+/* The factor of a latent's temperature on queries at pos. */
 static float temperature(float beta, int len, int pos)
 {
     return beta == 0 ? 1 : 1 + beta * (float)log(1.0 + floor((double)pos / len));
 }
 
+/* The factor of attention's temperature on scores of a query at pos. */
+static float warmth(const struct attention *a, int pos)
+{
+    double n = (double)(pos + 1) / a->temp_len;
+    if (a->temp_smooth)
+        return 1 + a->temp_beta * (float)log(n > 1 ? n : 1);
+    return temperature(a->temp_beta, a->temp_len, pos + a->temp_offset);
+}
+
+void ref_conv_row(struct ref *r, int layer, const struct row_conv *c, size_t at, int t, int width,
+                  float *y)
+{
+    const struct batch *b = &r->batch;
+    size_t len = layer_state_len(&r->net->layers[layer]), n = (size_t)width, W = (size_t)c->len;
+    size_t bytes = (W - 1) * n * sizeof(float);
+    int seq = 0;
+    while (b->q_start[seq + 1] <= t)
+        seq++;
+    float *states = b->kv[layer].state + at, *past = states + (size_t)b->state_out[seq] * len;
+    if (b->state_out[seq] < 0) /* padding */
+        return;
+    if (t == b->q_start[seq] && b->state_in[seq] < 0)
+        memset(past, 0, bytes);
+    else if (t == b->q_start[seq] && b->state_in[seq] != b->state_out[seq])
+        memcpy(past, states + (size_t)b->state_in[seq] * len, bytes);
+    for (size_t i = 0; i < n; i++) {
+        double sum = y[i] + (double)c->taps[i * W + W - 1] * y[i];
+        for (size_t k = 0; k + 1 < W; k++)
+            sum += (double)c->taps[i * W + k] * past[k * n + i];
+        for (size_t k = 0; k + 2 < W; k++)
+            past[k * n + i] = past[(k + 1) * n + i];
+        if (W > 1)
+            past[(W - 2) * n + i] = y[i];
+        y[i] = (float)sum;
+    }
+    if (b->save_rows[seq] == t - b->q_start[seq] + 1)
+        memcpy(states + (size_t)b->save_state[seq] * len, past, bytes);
+}
+
 /* Computes q and gate of row t, and stores its k and v in the cache. */
-static void project_row(struct ref *r, const struct attention *a, const struct kv_layer *kv, int t)
+static void project_row(struct ref *r, const struct attention *a, const struct kv_layer *kv,
+                        int layer, int t)
 {
     int H = a->n_heads, K = a->n_kv_heads, Dk = a->k_dim, Dv = a->v_dim;
     int each = Dk + (a->gated ? Dv : 0);
@@ -108,9 +148,19 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
             memcpy(gate + h * Dv, r->qkv + h * each + Dk, (size_t)Dv * sizeof(float));
     }
     finish_heads(a, &a->q_norm, a->norm_whole, a->rope, &r->batch, t, q, H, Dk);
-    float warm = temperature(a->temp_beta, a->temp_len, r->batch.pos[t] + a->temp_offset);
+    float warm = a->temp_beta == 0 ? 1 : warmth(a, r->batch.pos[t]);
     for (int i = 0; i < H * Dk; i++)
         q[i] *= warm;
+    float *rel = r->rel + (size_t)t * (size_t)(H * a->rel_dim);
+    if (a->wrel)
+        ref_matvec(r, a->wrel, 0, r->n, rel);
+    for (int i = 0; a->wrel && i < H * a->rel_dim; i++)
+        rel[i] *= warm;
+    if (a->k_conv.len) {
+        ref_conv_row(r, layer, &a->k_conv, 0, t, K * Dk, k);
+        ref_conv_row(r, layer, &a->v_conv, (size_t)(a->k_conv.len - 1) * (size_t)(K * Dk), t,
+                     K * Dv, v);
+    }
     turn_heads(r->bounds.k_type, q, H, Dk);
     if (a->shares_kv || r->batch.slot[t] < 0)
         return;
@@ -143,6 +193,10 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
         float score = ref_dot(q, kv_load(r, kv->k, s->k_type, at, a->k_dim), a->k_dim) * a->scale;
         if (a->softcap != 0)
             score = a->softcap * tanhf(score / a->softcap);
+        int back = r->batch.pos[t] - p;
+        const float *rel = r->rel + (size_t)(t * a->n_heads + h) * (size_t)a->rel_dim;
+        for (int i = 0; a->wrel && back < a->rel_len && i < a->rel_dim; i++)
+            score += rel[i] * a->rel[i * a->rel_len + back];
         r->scores[p] = score;
         max = score > max ? score : max;
     }
@@ -210,7 +264,7 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
     for (int t = 0; t < r->rows; t++) {
         r->at = t;
         ref_read_stream(r, m, t);
-        project_row(r, a, kv, t);
+        project_row(r, a, kv, layer, t);
         if (a->index.n_chosen)
             ref_index_row(r, &a->index, kv, t, r->n, r->n);
     }
@@ -566,6 +620,9 @@ void ref_mixer(struct backend *be, const struct mixer *m, int layer)
             ref_matvec(r, wo, 0, a, r->y);
         if (m->partial)
             be->comm->sum(be->comm, r->y, (size_t)r->net->n_embd);
+        if (m->block.conv.len)
+            ref_conv_row(r, layer, &m->block.conv, layer_conv_at(&r->net->layers[layer], &m->block),
+                         r->at, r->net->n_embd, r->y);
         float *x = ref_stream_row(r, i);
         if (!m->block.parallel)
             memcpy(r->before + (x - r->x), x, (size_t)r->net->n_embd * sizeof *x);

@@ -305,6 +305,9 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
         if (m->router.w)
             experts_row(r, m, x, r->n, m->experts_late ? late : y, &r->gap[r->row_of[i]]);
         ref_stage_begin(r);
+        if (m->block.conv.len)
+            ref_conv_row(r, layer, &m->block.conv, layer_conv_at(&r->net->layers[layer], &m->block),
+                         r->at, E, y);
         ref_block_add(r, &m->block, y, x);
         for (int j = 0; layer && r->net->layers[layer - 1].mlp.experts_late && j < E; j++)
             x[j] += late[j];

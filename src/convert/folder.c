@@ -131,7 +131,7 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
 {
     const struct adjust *adjust = &spec->adjust;
     char to[128], from[192];
-    int64_t n = spec->n_in;
+    int64_t n = spec->n_in - adjust->n_tail;
     names_of(p, spec, spec->rows[0].name, 0, spec->is_bias ? "bias" : "weight", to, from);
     if (adjust->fill != 0) {
         float *values = transcode_add(p->t, to, 1, &n)->values =
@@ -416,7 +416,17 @@ static bool add_weight(struct folder_plan *p, const struct tensor_spec *spec)
             rows.first = p->c->pos_offset;
             rows.n = p->c->context;
         }
-        if (!add_rows(p, spec, &rows) || !add_bias(p, spec, &rows))
+        struct tensor_spec one = *spec;
+        one.n_expert = spec->n_expert - rows.n_more;
+        if (!add_rows(p, &one, &rows) || !add_bias(p, &one, &rows))
+            return false;
+        if (!rows.more)
+            continue;
+        one.n_expert = rows.n_more;
+        rows.name = rows.more;
+        if (rows.more_whole)
+            rows.first = rows.step = rows.tensor_rows = 0;
+        if (!add_rows(p, &one, &rows))
             return false;
     }
     return true;

@@ -228,6 +228,10 @@ static void cut_attention(struct splitter *s, struct attention *a)
     keep_rows(s, a->wqkv, n, rows);
     keep_cols(s, a->wo, 1, (struct range[]){times(q, a->v_dim)});
     keep_values(s, a->sinks, 1, &q);
+    if (a->wrel)
+        keep_rows(s, a->wrel, 1, (struct range[]){times(q, a->rel_dim)});
+    keep_values(s, a->k_conv.taps, 1, (struct range[]){times(kv, a->k_dim * a->k_conv.len)});
+    keep_values(s, a->v_conv.taps, 1, (struct range[]){times(kv, a->v_dim * a->v_conv.len)});
     if (a->wgate)
         keep_rows(s, a->wgate, 1, (struct range[]){times(q, a->wgate->n_out / a->n_heads)});
     a->n_heads = q.n;

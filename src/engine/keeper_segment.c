@@ -133,7 +133,7 @@ void keep_list_state(const struct keeper *k, int32_t slot, char *host, struct co
     const struct kvcache *kv = k->e->rt->kv;
     const struct network *net = &k->e->rt->model->net;
     for (int i = 0; i < net->n_layers; i++) {
-        size_t len = mixer_state_len(&net->layers[i].mixer);
+        size_t len = layer_state_len(&net->layers[i]);
         if (len)
             l->v[l->n++] = (struct host_copy){kv->layers[i].state + (size_t)slot * len, host,
                                               len * sizeof(float)};

@@ -36,7 +36,7 @@ size_t kvcache_state_bytes(const struct network *net)
 {
     size_t n = 0;
     for (int i = 0; i < net->n_layers; i++)
-        n += mixer_state_len(&net->layers[i].mixer);
+        n += layer_state_len(&net->layers[i]);
     return n * sizeof(float);
 }
 
@@ -85,7 +85,7 @@ static bool make_states(struct kvcache *kv, const struct network *net, int n_sta
         return false;
     kv->states = states_new(n_states, kv->n_pages);
     for (int i = 0; i < net->n_layers; i++) {
-        size_t len = mixer_state_len(&net->layers[i].mixer);
+        size_t len = layer_state_len(&net->layers[i]);
         if (len)
             kv->layers[i].state = (float *)((char *)kv->state_pool + at);
         at += round64(len * (size_t)n_states * sizeof(float));

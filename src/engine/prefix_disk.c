@@ -51,7 +51,7 @@ static void copy_state(struct engine *e, enum direction way, int32_t slot, char 
     struct kvcache *kv = e->rt->kv;
     const struct network *net = &e->rt->model->net;
     for (int i = 0; i < net->n_layers; i++) {
-        size_t len = mixer_state_len(&net->layers[i].mixer);
+        size_t len = layer_state_len(&net->layers[i]);
         if (len)
             copy(kv, way, kv->layers[i].state + (size_t)slot * len, host, len * sizeof(float));
         host += len * sizeof(float);

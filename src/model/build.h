@@ -64,6 +64,11 @@ struct weight_rows {
         int n;
         float times;
     } fold[SSM_PARTS + 1];
+    /* The last n_more experts come from another tensor, whose rows are laid out in the same way, or (more_whole) are
+     * these rows alone. `convert` keeps the two apart. */
+    const struct tensor_name *more;
+    int n_more;
+    bool more_whole;
     bool flat; /* a convolution's tensor: its dims multiply to n * n_in, outputs outermost */
     /* GGUF only: after the first `plain` rows (columns), heads of `len` rows are tiled. Head j of
      * group g is stored at j * groups + g. For `convert`; the readers use delta_net.tiled. */
@@ -126,6 +131,8 @@ struct adjust {
     int below;  /* whole numbers from 0 to below - 1, in a tensor of integers; 0 = not so */
     bool decay; /* stored as a logarithm in a folder, negated in a GGUF */
     int wrap;   /* length of the rows in which a GGUF stores the vector; 0 = one row */
+    int n_tail; /* the last values, which no file has: */
+    float tail;
 };
 
 /* A weight or vector of the network, and the tensors it is assembled from. */

@@ -70,6 +70,10 @@ static void find_names(const struct meta_reader *in)
         c->hf_head = i == 2 ? "language_model.lm_head" : i == 8 ? "embed_out" : "lm_head";
         return;
     }
+    if (tensorfile_find(in->f, "model.llm.embed.weight")) { /* Inkling */
+        c->hf_model = "model.llm.";
+        c->hf_head = "model.llm.unembed";
+    }
 }
 
 int config_net_layers(const struct config *c)

@@ -105,6 +105,7 @@ struct config {
     int n_embd_layer;                /* width of the per-layer embedding; 0 = none */
     float temp_beta;                 /* attention temperature (layer.h); 0 = none */
     int temp_len, temp_offset;
+    int rel_dim, rel_len; /* relative positions (layer.h); 0 = none */
     /* latent attention (layer.h; v_dim: of MiMo's attention too); kv_rank 0 = none. Scores are multiplied by attn_mscale. */
     int q_rank, kv_rank, nope_dim, rope_dim, v_dim;
     float attn_mscale, q_latent_scale, kv_latent_scale; /* factors on the normed latents; 0 = 1 */

@@ -176,7 +176,8 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
     float *host = mem_zalloc(n, sizeof(float)), *to = host;
     bool ok = true;
     for (int i = 0; ok && i < spec->n_rows; i++) {
-        int part = spec->n_rows > 1 ? spec->rows[i].n * spec->width : spec->n_in;
+        int part =
+            spec->n_rows > 1 ? spec->rows[i].n * spec->width : spec->n_in - spec->adjust.n_tail;
         const struct tensor *t =
             need(l, spec->rows[i].name, spec->layer, 0, spec->is_bias ? "bias" : "weight");
         ok = t && read_vector(l, t, part, spec->width, l->f->is_gguf ? spec->adjust.wrap : 0,
@@ -188,6 +189,8 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
     float times = spec->adjust.times == 0 ? 1 : spec->adjust.times;
     for (size_t i = 0; i < n; i++)
         host[i] = (host[i] + add) * times;
+    for (size_t i = n - (size_t)spec->adjust.n_tail; i < n; i++)
+        host[i] = spec->adjust.tail;
     for (size_t i = 0; spec->adjust.decay && i < n; i++)
         host[i] = l->f->is_gguf ? -host[i] : expf(host[i]);
     if (ok && rows_order(&spec->rows[0], l->f->is_gguf))
@@ -507,12 +510,60 @@ static bool join_frames(struct weight_loader *l, struct raw_weight *w,
     return true;
 }
 
+static bool read_segment(struct weight_loader *l, struct raw_weight *w,
+                         const struct weight_rows *rows, int layer, struct raw_seg *s);
+
+/* The pointers of experts of two segments, one after the other. */
+static const void *join_tables(struct weight_loader *l, const void *a, int n, const void *b, int m)
+{
+    if (!a)
+        return NULL;
+    const void **table = block(l, (size_t)(n + m), sizeof *table);
+    memcpy(table, a, (size_t)n * sizeof *table);
+    memcpy(table + n, b, (size_t)m * sizeof *table);
+    return table;
+}
+
+/* Experts of two tensors (weight_rows.more). */
+static bool join_experts(struct weight_loader *l, struct raw_weight *w,
+                         const struct weight_rows *rows, int layer, struct raw_seg *s)
+{
+    int n = w->n_expert - rows->n_more, m = rows->n_more;
+    struct raw_weight part[2] = {{.n_in = w->n_in, .n_expert = n},
+                                 {.n_in = w->n_in, .n_expert = m}};
+    struct weight_rows of[2] = {*rows, *rows};
+    struct raw_seg seg[2] = {{0}};
+    of[0].more = of[1].more = NULL;
+    of[1].name = rows->more;
+    if (rows->more_whole)
+        of[1].first = of[1].step = of[1].tensor_rows = 0;
+    for (int i = 0; i < 2; i++)
+        if (!read_segment(l, &part[i], &of[i], layer, &seg[i]))
+            return false;
+    char name[192];
+    build_name(l->f, &l->m->config, rows->more, layer, 0, "weight", name, sizeof name);
+    if (seg[0].type != seg[1].type || seg[0].group_len != seg[1].group_len ||
+        !seg[0].scale != !seg[1].scale || !seg[0].zero != !seg[1].zero || seg[0].perm ||
+        seg[1].perm)
+        return error_set(
+            l->err, "%s: tensor %s: type %s, or its packing, differs from %s of the other experts",
+            l->f->path, name, dtype_name(seg[1].type), dtype_name(seg[0].type));
+    *s = seg[0];
+    s->data = join_tables(l, seg[0].data, n, seg[1].data, m);
+    s->scale = join_tables(l, seg[0].scale, n, seg[1].scale, m);
+    s->zero = join_tables(l, seg[0].zero, n, seg[1].zero, m);
+    w->transient |= part[0].transient || part[1].transient;
+    return true;
+}
+
 /* One tensor (or n_expert of them) as a segment, in the file's order of rotary pairs. */
 static bool read_segment(struct weight_loader *l, struct raw_weight *w,
                          const struct weight_rows *rows, int layer, struct raw_seg *s)
 {
     const struct tensor_name *n = rows->name;
     int n_out = rows->n, n_in = w->n_in, n_expert = w->n_expert;
+    if (rows->more)
+        return join_experts(l, w, rows, layer, s);
     if (rows->stride)
         return add_heads(l, w, rows, layer, s);
     if (rows->flat && lookup(l, n, layer, 0, "weight.1"))

@@ -184,6 +184,7 @@ void test_cache_types(int part, int parts); /* heads.c; cases part, part + parts
 void test_delta_net(void);                  /* mixers.c */
 void test_ssm(void);
 void test_short_conv(void);
+void test_row_conv(void);
 void test_latent(void);
 void test_sparse(void);
 void test_scan(void);

@@ -49,11 +49,13 @@ static const struct turn turns[STEPS] = {
     {4, {{1, 7, 1, 0, -1}, {1, 5, 0, 0, -1}, {1, 2, 2, 0, -1}, {65, 3, 3, 64, 6}}},
 };
 
+static int depth; /* keys before the rows of each sequence, where a mixer has keys */
+
 static void turn_plan(struct plan *p, const struct dims *s, const struct turn *t, int32_t *states)
 {
     int seqs[4][2];
     for (int i = 0; i < t->n; i++) {
-        seqs[i][0] = 0;
+        seqs[i][0] = depth ? depth + 11 * i : 0;
         seqs[i][1] = t->seq[i].rows;
         states[i] = t->seq[i].in;
         states[4 + i] = t->seq[i].out;
@@ -74,7 +76,7 @@ static void run_turns(struct duo *d, const struct dims *s, const char *group, co
     if (!duo_runs(d, group))
         return;
     int E = s->n_embd;
-    size_t bytes = mixer_state_len(&d->layers[0][0].mixer) * SLOTS * sizeof(float);
+    size_t bytes = layer_state_len(&d->layers[0][0]) * SLOTS * sizeof(float);
     struct error err = {0};
     EACH(side)
     {
@@ -95,7 +97,10 @@ static void run_turns(struct duo *d, const struct dims *s, const char *group, co
         begin(d, &p);
         stream_put(d, x, p.b.n_tokens);
         EACH(side)
-        d->be[side]->ops->mixer(d->be[side], &d->layers[side][0].mixer, 0);
+        {
+            d->be[side]->ops->mixer(d->be[side], &d->layers[side][0].mixer, 0);
+            d->be[side]->ops->mlp(d->be[side], &d->layers[side][0].mlp, 0);
+        }
         stream_check(d, what, x, p.b.n_tokens, mixer_tol());
         end(d, NULL, NULL);
         mem_free(x);
@@ -298,6 +303,85 @@ static void short_conv_case(int W, bool bias)
     weight_free(&d, &w_in);
     weight_free(&d, &w_out);
     duo_close(&d);
+}
+
+/* Attention and an mlp whose keys, values and results are convolved, with relative positions of up to `reach` rows. */
+static void row_conv_case(int W, int reach, int window, enum dtype kv)
+{
+    enum { R = 5 };
+    struct dims s = base_dims();
+    s.b.n_states = SLOTS;
+    s.b.k_type = s.b.v_type = kv;
+    struct duo d;
+    duo_open(&d, &s, 1);
+    int E = s.n_embd, H = s.n_heads, K = s.n_kv_heads, D = s.head_dim, F = 96;
+    struct duo_weight wqkv = plain_weight(&d, E, (H + 2 * K) * D), wo = plain_weight(&d, H * D, E),
+                      wrel = plain_weight(&d, E, H * R), up = plain_weight(&d, E, 2 * F),
+                      down = plain_weight(&d, F, E);
+    struct array rel = array_random(&d, (size_t)(R * reach), 3.0f),
+                 k_taps = array_random(&d, (size_t)(K * D * W), 0.5f),
+                 v_taps = array_random(&d, (size_t)(K * D * W), 0.5f),
+                 after = array_random(&d, (size_t)(E * W), 0.5f),
+                 last = array_random(&d, (size_t)(E * W), 0.5f),
+                 gain = array_random(&d, (size_t)E, 1.0f),
+                 heads = array_random(&d, (size_t)D, 1.0f);
+    EACH(side)
+    {
+        struct norm in = {NORM_RMS, gain.on[side], NULL, 1e-6f},
+                    head = {NORM_RMS, heads.on[side], NULL, 1e-6f};
+        struct layer *l = &d.layers[side][0];
+        l->mixer = (struct mixer){.kind = MIXER_ATTENTION,
+                                  .block = {.in = in, .conv = {W, after.on[side]}}};
+        l->mixer.attention = (struct attention){.n_heads = H,
+                                                .n_kv_heads = K,
+                                                .k_dim = D,
+                                                .v_dim = D,
+                                                .wqkv = &wqkv.on[side],
+                                                .wo = &wo.on[side],
+                                                .q_norm = head,
+                                                .k_norm = head,
+                                                .scale = 1.0f / (float)D,
+                                                .window = window,
+                                                .temp_beta = 0.3f,
+                                                .temp_len = 7,
+                                                .temp_smooth = true,
+                                                .k_conv = {W, k_taps.on[side]},
+                                                .v_conv = {W, v_taps.on[side]},
+                                                .wrel = &wrel.on[side],
+                                                .rel = rel.on[side],
+                                                .rel_dim = R,
+                                                .rel_len = reach};
+        l->mlp = (struct mlp){.block = {.in = in, .scale = 0.7f, .conv = {W, last.on[side]}}};
+        l->mlp.dense = (struct ffn){.gate_up = &up.on[side], .down = &down.on[side]};
+    }
+    char what[80];
+    snprintf(what, sizeof what, "conv %d, reach %d, window %d, %s", W, reach, window,
+             dtype_name(kv));
+    kv_new(&d, 0);
+    depth = 37;
+    run_turns(&d, &s, "row convolutions", what, turns, small ? 2 : STEPS);
+    depth = 0;
+    kv_free(&d, 0);
+    struct array *arrays[] = {&rel, &k_taps, &v_taps, &after, &last, &gain, &heads};
+    struct duo_weight *weights[] = {&wqkv, &wo, &wrel, &up, &down};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        array_free(&d, arrays[i]);
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        weight_free(&d, weights[i]);
+    duo_close(&d);
+}
+
+void test_row_conv(void)
+{
+    int before = n_checks;
+    if (!wanted("row convolutions"))
+        return;
+    row_conv_case(4, 48, 0, DT_F16);
+    row_conv_case(4, 20, 20, DT_F16);
+    row_conv_case(2, 1, 0, DT_F32);
+    row_conv_case(3, 7, 0, DT_Q8_0);
+    row_conv_case(5, 200, 33, DT_F8_E4M3);
+    report("row convolutions", before);
 }
 
 void test_short_conv(void)

@@ -77,6 +77,7 @@ struct attn_job {
         row_cache; /* k is a cache of rows: D values per token, the first Dv of which are its value */
     struct pick *pick;
     const struct key_choice *choice; /* NULL = all keys */
+    const struct relative *rel;      /* table NULL = none */
     const void *k, *v;
     const float *q;
     float *a;
@@ -96,6 +97,7 @@ struct area {
     float *total_m, *total_l, *total_o; /* (rows), (rows), (rows, Dv) */
     float *k_pack, *v_pack;             /* (ATTN_CHUNK, D rounded up to whole panels) each */
     float *rows;                        /* (ATTN_ROWS, D) */
+    float *bias;                        /* (rows, bias_stride) of relative positions */
     int *lo, *hi;                       /* (rows) */
 };
 
@@ -125,6 +127,17 @@ static size_t widest(const struct attention *l)
     return (size_t)(l->k_dim > l->v_dim ? l->k_dim : l->v_dim);
 }
 
+size_t cpu_relative_stride(const struct attention *l)
+{
+    return ((size_t)l->rel_len + ATTN_MAX_WIDTH - 1) / ATTN_MAX_WIDTH * ATTN_MAX_WIDTH;
+}
+
+/* A row's biases, between zeros: vectors of keys begin before the farthest key with a bias, and end after the row's own. */
+static size_t bias_stride(const struct attention *l)
+{
+    return cpu_relative_stride(l) + 2 * ATTN_MAX_WIDTH;
+}
+
 /* Lays out an area at base and returns its size. */
 static size_t area_layout(struct area *a, char *base, const struct attention *l, int rows)
 {
@@ -149,6 +162,7 @@ static size_t area_layout(struct area *a, char *base, const struct attention *l,
     a->k_pack = take(base, &at, panels);
     a->v_pack = take(base, &at, panels);
     a->rows = take(base, &at, ATTN_ROWS * dim * sizeof(float));
+    a->bias = take(base, &at, l->wrel ? n * bias_stride(l) * sizeof(float) : 0);
     a->lo = take(base, &at, n * sizeof(int));
     a->hi = take(base, &at, n * sizeof(int));
     return at;
@@ -280,7 +294,7 @@ static void unit_add(struct attn_job *j, int seq, int kv_head, int token, int to
     const struct pick_row *row =
         j->row_cache ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
                      : pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim, j->l->v_dim,
-                                 key_run(j, u), rows);
+                                 key_run(j, u), j->l->wrel != NULL, rows);
     pick_count(j->pick, j->row_cache ? PICK_LATENT : PICK_ATTN, row);
     u->kernels = row->attn;
     u->pack = row->pack;
@@ -332,6 +346,22 @@ static void plan(struct attn_job *j, const struct limits *x, int n_threads)
             j->tasks[j->n_tasks++] = (struct task){i, 0, 0};
 }
 
+/* The biases of row r of a unit, of query `head` of a token, for the keys that it sees. */
+static void fill_bias(const struct attn_job *j, const struct unit *u, const struct area *a, int r,
+                      int token, int head)
+{
+    const struct attention *l = j->l;
+    size_t stride = j->rel->stride, wide = bias_stride(l);
+    float *row = a->bias + (size_t)r * wide, *out = row + ATTN_MAX_WIDTH;
+    int seen = a->hi[r] - a->lo[r] + 1, n = seen < l->rel_len ? seen : l->rel_len;
+    memset(row, 0, ATTN_MAX_WIDTH * sizeof *row);
+    memset(out + stride, 0, ATTN_MAX_WIDTH * sizeof *row);
+    u->kernels->row->relative(j->rel->r + ((size_t)token * (size_t)l->n_heads + (size_t)head) *
+                                              (size_t)l->rel_dim,
+                              j->rel->table, stride, l->rel_dim,
+                              n < l->rel_len ? (int)stride - n : 0, (int)stride, LOG2_E, out);
+}
+
 /* Sets up the unit's tiles: queries, scaled so that scores are in log2 units, and each row's range
  * of keys. o: (rows, Dv) the rows' sums. */
 static int load_tiles(const struct attn_job *j, const struct unit *u, const struct area *a,
@@ -355,12 +385,19 @@ static int load_tiles(const struct attn_job *j, const struct unit *u, const stru
                                 .s = kn->block == ATTN_BLOCK ? a->s + first * ATTN_BLOCK : a->s,
                                 .scale = a->scale + n * ATTN_MAX_ROWS,
                                 .cap = j->l->softcap * LOG2_E};
+        if (j->l->wrel) {
+            t->bias_stride = bias_stride(j->l);
+            t->bias = a->bias + (size_t)first * t->bias_stride + ATTN_MAX_WIDTH;
+            t->bias_own = (int)j->rel->stride - 1;
+        }
         for (int i = 0; i < t->rows; i++) {
             int r = first + i, token = u->token + r / u->heads, head = u->head + r % u->heads;
             from[i] = j->q + ((size_t)token * (size_t)j->l->n_heads + (size_t)head) * dim;
             row_range(j, u->seq, u->kv_head, token, &a->lo[r], &a->hi[r]);
             if (a->hi[r] < a->lo[r])
                 continue;
+            if (j->l->wrel)
+                fill_bias(j, u, a, r, token, head);
             t->lo = a->lo[r] < t->lo ? a->lo[r] : t->lo;
             t->hi = a->hi[r] > t->hi ? a->hi[r] : t->hi;
         }
@@ -672,14 +709,16 @@ static void run(struct attn_job *j, void *scratch, struct pool *pool)
 }
 
 void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
-                   const struct kv_layer *kv, const struct key_choice *choice, const float *q,
-                   float *a, void *scratch, struct pool *pool, struct pick *pick)
+                   const struct kv_layer *kv, const struct key_choice *choice,
+                   const struct relative *rel, const float *q, float *a, void *scratch,
+                   struct pool *pool, struct pick *pick)
 {
     struct attn_job j = {.s = s,
                          .b = b,
                          .l = l,
                          .pick = pick,
                          .choice = choice,
+                         .rel = rel,
                          .k = kv->k,
                          .v = kv->v,
                          .q = q,

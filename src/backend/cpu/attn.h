@@ -62,6 +62,11 @@ struct attn_tile {
     float *s;     /* (kernels.rows, kernels.block) scores of the block, then weights */
     float *scale; /* (ATTN_MAX_ROWS) rescaling factor of l and o for this block */
     float cap;    /* logit softcap, in log2 units; 0 = none */
+    /* Relative positions: (rows, bias_stride), in log2 units. Key p of row r has bias[r, bias_own - (row_hi[r] - p)], or none
+     * where that is below 0. Entries after bias_own are zeros. NULL = none. */
+    const float *bias;
+    size_t bias_stride;
+    int bias_own;
 };
 
 /* Operations on single rows of floats. */
@@ -75,6 +80,9 @@ struct attn_row_kernels {
     /* 2^x */
     float (*exp2)(float x);
     void (*turn)(float *out, int dim); /* kv_turn */
+    /* out[i] = scale * sum_k r[k] * table[k * stride + i] for i from `first` to n - 1, whole vectors */
+    void (*relative)(const float *r, const float *table, size_t stride, int n_r, int first, int n,
+                     float scale, float *out);
 };
 
 struct attn_kernels {

@@ -178,6 +178,15 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
     }
 }
 
+/* x + the biases of row r for keys key .. key + VW - 1 */
+INLINE VEC add_bias(const struct attn_tile *t, int r, int key, VEC x)
+{
+    int at = t->bias_own - (t->row_hi[r] - key);
+    return at <= -VW || at > t->bias_own
+               ? x
+               : vec_add(x, vec_load(t->bias + (ptrdiff_t)((size_t)r * t->bias_stride) + at));
+}
+
 /* Turns scores into weights 2^(s - m), and updates m, l and scale. score_factor multiplies scores,
  * weight_factor the weights (FP8's scale). */
 static void scores_to_weights(const struct attn_tile *t, const struct attn_block *b,
@@ -197,9 +206,11 @@ static void scores_to_weights(const struct attn_tile *t, const struct attn_block
             VEC x = vec_mul(vec_load(row + i * VW), vec_set(score_factor));
             if (t->cap != 0)
                 x = vec_softcap(x, t->cap, 1.0f / t->cap);
+            if (t->bias)
+                x = add_bias(t, r, first + i * VW, x);
             if (cut)
                 x = vec_within(x, first + i * VW, t->row_lo[r], t->row_hi[r], ATTN_MASKED);
-            if (cut || t->cap != 0 || score_factor != 1.0f)
+            if (cut || t->cap != 0 || t->bias || score_factor != 1.0f)
                 vec_store(row + i * VW, x);
             max = vec_max(max, x);
         }
@@ -579,8 +590,23 @@ static void turn(float *out, int dim)
     kv_turn(out, dim);
 }
 
-const struct attn_row_kernels ROW_KERNELS = {
-    .sum = sum, .merge = merge, .finish = finish, .exp2 = exp2_one, .turn = turn};
+static void relative(const float *r, const float *table, size_t stride, int n_r, int first, int n,
+                     float scale, float *out)
+{
+    for (int i = first / VW * VW; i < n; i += VW) {
+        VEC sum = vec_set(0.0f);
+        for (int k = 0; k < n_r; k++)
+            sum = vec_fma(vec_set(r[k]), vec_load(table + (size_t)k * stride + i), sum);
+        vec_store(out + i, vec_mul(sum, vec_set(scale)));
+    }
+}
+
+const struct attn_row_kernels ROW_KERNELS = {.sum = sum,
+                                             .merge = merge,
+                                             .finish = finish,
+                                             .exp2 = exp2_one,
+                                             .turn = turn,
+                                             .relative = relative};
 
 const struct attn_kernels KERNELS = {
     .unit = VW,

@@ -59,6 +59,7 @@ struct post_job {
     const struct kv_layer *kv;
     const float *rope; /* (n_tokens, n_rot) */
     float *qkv, *q;    /* (n_tokens, width), (n_tokens, H * D) */
+    float *rel;        /* (n_tokens, H * R) of relative positions */
     const struct row_kernels *kernels;
     int run;      /* tokens of a piece */
     size_t width; /* of the projection */
@@ -98,11 +99,16 @@ static void post_token(const struct post_job *j, int t)
     float *q = j->q + (size_t)(t * H) * dim, *key = qkv + (size_t)H * each * dim;
     finish_heads(j, &l->q_norm, rope, qkv, H, D, each * dim, q);
     if (l->temp_beta != 0) {
-        float temperature =
-            1 + l->temp_beta *
-                    (float)log(1.0 + floor((double)(j->b->pos[t] + l->temp_offset) / l->temp_len));
+        double n = (double)(j->b->pos[t] + 1) / l->temp_len;
+        double warm = l->temp_smooth
+                          ? (n > 1 ? n : 1)
+                          : 1.0 + floor((double)(j->b->pos[t] + l->temp_offset) / l->temp_len);
+        float temperature = 1 + l->temp_beta * (float)log(warm);
         for (size_t i = 0; i < (size_t)H * dim; i++)
             q[i] *= temperature;
+        size_t rel = l->wrel ? (size_t)(H * l->rel_dim) : 0;
+        for (size_t i = 0; i < rel; i++)
+            j->rel[(size_t)t * rel + i] *= temperature;
     }
     for (int h = 0; h < H && kv_turned(s->k_type); h++)
         j->kernels->turn(q + (size_t)h * dim, D);
@@ -142,7 +148,7 @@ static void post_tokens(void *arg, int ith, int first, int last)
 }
 
 void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct attention *l,
-                   const struct kv_layer *kv, const float *rope, float *qkv, float *q,
+                   const struct kv_layer *kv, const float *rope, float *qkv, float *q, float *rel,
                    struct pool *pool, enum isa isa)
 {
     int run = b->n_tokens >= 2 * pool_size(pool) * TOKEN_RUN ? TOKEN_RUN : 1;
@@ -150,7 +156,7 @@ void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct a
     int H = l->n_heads, K = l->n_kv_heads;
     int width = H * (l->k_dim + (l->gated ? l->v_dim : 0)) + (l->shares_kv ? 0 : K * l->k_dim) +
                 (l->shares_kv || l->k_is_v ? 0 : K * l->v_dim);
-    struct post_job j = {s, b, l, kv, rope, qkv, q, row_kernels(isa), run, (size_t)width};
+    struct post_job j = {s, b, l, kv, rope, qkv, q, rel, row_kernels(isa), run, (size_t)width};
     size_t work = (size_t)b->n_tokens * (size_t)(l->n_heads + 2 * l->n_kv_heads) * (size_t)l->k_dim;
     if (b->n_tokens < 2 || pick_single_thread(SMALL_POST, work))
         post_tokens(&j, 0, 0, n);

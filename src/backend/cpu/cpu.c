@@ -117,6 +117,8 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
         if (x->kind == MIXER_SCAN &&
             (x->scan.dt_rank > net->n_embd || x->block.in.kind == NORM_NONE))
             return network_refuse(err, i, "such a selective scan is", "cpu");
+        if (!cpu_convs_supported(net, i))
+            return network_refuse(err, i, "such convolutions or relative positions are", "cpu");
         if (!cpu_index_supported(net, i))
             return network_refuse(err, i, "such an indexer is", "cpu");
         if (!cpu_compressed_supported(net, i))
@@ -168,7 +170,8 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             PART_ALTUP | PART_SPARSE_ACT | PART_SSM_SCALES | PART_SPARSE | PART_SCAN |
             PART_DELTA_BETA | PART_LATE_EXPERTS | PART_HYPER | PART_COMPRESSED | PART_ROUTERS_2 |
             PART_SILU_CLAMP | PART_KEEP | PART_LIGHTNING | PART_HEAD_DIMS | PART_SPARSE_MIXER |
-            PART_OWN_GATE | PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
+            PART_OWN_GATE | PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT |
+            PART_RELATIVE | PART_ROW_CONV,
         "cpu", err);
 }
 
@@ -182,6 +185,7 @@ static void clear(struct cpu_backend *cb)
     cb->n_blocks = 0;
     for (int i = 0; i < cb->n_ropes; i++) /* the network may be gone by now */
         mem_free(cb->rope[i]);
+    cpu_convs_clear(cb);
     for (int i = 0; i < cb->n_taps; i++) {
         mem_free(cb->taps[i]);
         mem_free(cb->decays[i]);
@@ -296,7 +300,7 @@ static bool prepare_states(struct cpu_backend *cb, const struct network *net, in
     cb->delta_len = 0;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
-        if (!mixer_state_len(m) || m->kind == MIXER_COMPRESSED)
+        if (!mixer_state_len(m) || m->kind == MIXER_COMPRESSED || m->kind == MIXER_ATTENTION)
             continue;
         size_t scratch = state_scratch(m);
         cb->delta_len = scratch > cb->delta_len ? scratch : cb->delta_len;
@@ -305,6 +309,10 @@ static bool prepare_states(struct cpu_backend *cb, const struct network *net, in
         if (m->kind == MIXER_SCAN && !cb->measured)
             cb->decays[i] = cpu_scan_decay(&m->scan);
     }
+    size_t convs = cb->max.conv_len ? cpu_ssm_scratch(cb->max.conv_len) : 0;
+    cb->delta_len = convs > cb->delta_len ? convs : cb->delta_len;
+    if (!cpu_convs_prepare(cb, net, T, err))
+        return false;
     if (!cb->delta_len)
         return true;
     size_t old = cb->delta_len * (size_t)pool_size(cb->pool) * sizeof(float);
@@ -508,10 +516,11 @@ void cpu_norm_rows(struct cpu_backend *cb, const struct norm *norm, float *from,
         cpu_add_norm(from, NULL, norm, to, cb->stream.rows, cb->net->n_embd, cb->pool, cb->isa);
 }
 
-void cpu_finish_block(struct cpu_backend *cb, const struct block *b)
+void cpu_finish_block(struct cpu_backend *cb, const struct block *b, int layer)
 {
     struct cpu_stream *x = &cb->stream;
     cpu_stage_begin(cb);
+    cpu_conv_block(cb, b, layer);
     cpu_norm_rows(cb, &b->out, x->d, x->d);
     if (b->scale != 0 && b->scale != 1)
         cpu_add_scale(x->d, NULL, b->scale, x->rows, cb->net->n_embd, cb->pool);
@@ -603,13 +612,18 @@ static void mix_attention(struct cpu_backend *cb, const struct attention *l, int
         cpu_clip_qkv(cb, l, n);
     else
         gemm_linear(cb, l->wqkv, n, cb->qkv, b->n_tokens);
+    if (l->wrel)
+        gemm_linear(cb, l->wrel, n, cb->rel, b->n_tokens);
+    if (l->k_conv.len)
+        cpu_conv_kv(cb, l, layer);
     cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? cpu_rope_of(cb, l->rope) : NULL, cb->qkv, cb->q,
-                  cb->pool, cb->isa);
+                  cb->rel, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_QKV);
     cpu_stage_begin(cb);
     const struct key_choice *choice =
         l->index.n_chosen ? cpu_index(cb, &l->index, kv, n, n, l->n_kv_heads) : NULL;
-    cpu_attention(&cb->bounds, b, l, kv, choice, cb->q, cb->a, cb->attn_scratch, cb->pool,
+    struct relative rel = cpu_relative(cb, l, layer);
+    cpu_attention(&cb->bounds, b, l, kv, choice, &rel, cb->q, cb->a, cb->attn_scratch, cb->pool,
                   &cb->pick);
     if (l->gated)
         cpu_attn_gate(b, l, cb->qkv, l->wqkv->n_out, cb->a, cb->pool, cb->isa);
@@ -734,7 +748,7 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     cpu_stage_end(cb, STAGE_OUTPUT);
     if (m->partial)
         cpu_sum_members(cb, cb->stream.d, NULL);
-    cpu_finish_block(cb, &m->block);
+    cpu_finish_block(cb, &m->block, layer);
     if (m->laurel.left)
         cpu_laurel_add(cb);
 }

@@ -14,6 +14,8 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 
+struct relative; /* ops.h */
+
 /* The residual stream x + d, rows of n_embd. A block leaves its result in d, and the next norm adds it to x in the same
  * pass. */
 struct cpu_stream {
@@ -78,6 +80,8 @@ struct cpu_backend {
     struct index_state *index;           /* of sparse attention; NULL = none */
     struct hyper_state *hyper;           /* of hyper-connections; NULL = none */
     struct compressed_state *compressed; /* of compressed attention; NULL = none */
+    struct row_convs *convs; /* (n_taps) what convolutions of blocks and relative positions read */
+    float *rel;              /* (max_tokens, widest wrel) */
     int n_taps;
     int32_t *sampled;            /* (max_out) */
     struct sample_probs *probs;  /* (max_out) */
@@ -115,13 +119,22 @@ void cpu_settle(struct cpu_backend *cb);
 void cpu_sum_members(struct cpu_backend *cb, float *rows, const uint64_t *from);
 /* The input rows of a block, (rows, E). The stream becomes what the block keeps. */
 const float *cpu_block_input(struct cpu_backend *cb, const struct block *b);
-/* Norms and scales the block's result in d, and marks it pending. */
-void cpu_finish_block(struct cpu_backend *cb, const struct block *b);
+/* Convolves, norms and scales the block's result in d, and marks it pending. */
+void cpu_finish_block(struct cpu_backend *cb, const struct block *b, int layer);
 /* to = norm(from), rows of the stream; to may be from. NORM_NONE does nothing. */
 void cpu_norm_rows(struct cpu_backend *cb, const struct norm *norm, float *from, float *to);
 /* gemm_linear as a stage of the profile. */
 void cpu_linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y, int rows,
                 enum stage stage);
+/* row_conv.c: convolutions of keys and values, of blocks' results, and tables of relative positions. */
+bool cpu_convs_prepare(struct cpu_backend *cb, const struct network *net, int T, struct error *err);
+void cpu_convs_clear(struct cpu_backend *cb);
+bool cpu_convs_supported(const struct network *net, int layer);
+void cpu_conv_kv(struct cpu_backend *cb, const struct attention *l, int layer);
+/* The block's result in d, through its convolution if it has one. */
+void cpu_conv_block(struct cpu_backend *cb, const struct block *b, int layer);
+/* What attention reads of a layer with relative positions, whose rows are in cb->rel. */
+struct relative cpu_relative(const struct cpu_backend *cb, const struct attention *l, int layer);
 /* embed.c, mlp.c: ops of backend.h */
 void cpu_embed(struct backend *be, const struct embed *e);
 void cpu_mlp(struct backend *be, const struct mlp *m, int layer);

@@ -196,7 +196,7 @@ static void finish_mlp(struct cpu_backend *cb, const struct mlp *m, int layer)
     if (!both)
         cpu_norm_rows(cb, m->router.w ? &m->experts_out : &m->dense_out, x->d, x->d);
     cpu_stage_end(cb, STAGE_NORM);
-    cpu_finish_block(cb, &m->block);
+    cpu_finish_block(cb, &m->block, layer);
     if (layer && cb->net->layers[layer - 1].mlp.experts_late) {
         cpu_stage_begin(cb);
         cpu_settle(cb);

@@ -29,11 +29,19 @@ void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table
                     struct pool *pool);
 
 /* After the projection: qkv (n_tokens, H*D + K*D + K*Dv; without v, or k and v, where l says so), bias
- * already added -> q (n_tokens, H*D) normed, rotated and warmed, k and v appended to kv at b->slot
+ * already added -> q (n_tokens, H*D) normed, rotated and warmed, rel (n_tokens, H*R) warmed, k and v appended to kv at b->slot
  * (-1: not stored). q must not overlap qkv, which is changed. Weights of l are not read. */
 void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct attention *l,
-                   const struct kv_layer *kv, const float *rope, float *qkv, float *q,
+                   const struct kv_layer *kv, const float *rope, float *qkv, float *q, float *rel,
                    struct pool *pool, enum isa isa);
+
+/* Relative positions: the layer's table as the kernels read it, and the rows of n Wrel^T. NULL table = none. */
+struct relative {
+    const float *table; /* (R, stride): its last entry of a row is that of distance 0 */
+    size_t stride;      /* rel_len rounded up to whole vectors */
+    const float *r;     /* (n_tokens, H*R), warm */
+};
+size_t cpu_relative_stride(const struct attention *l);
 
 /* What indexers chose for each row of the step, of keys or of blocks of keys. */
 struct key_choice {
@@ -49,8 +57,9 @@ size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, 
  * H*Dv). Rows without keys give zeros. Where the
  * cache's type turns heads (kvblock.h), q comes turned, and values are turned back here. */
 void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
-                   const struct kv_layer *kv, const struct key_choice *choice, const float *q,
-                   float *a, void *scratch, struct pool *pool, struct pick *pick);
+                   const struct kv_layer *kv, const struct key_choice *choice,
+                   const struct relative *rel, const float *q, float *a, void *scratch,
+                   struct pool *pool, struct pick *pick);
 
 /* The same over a cache of rows, (n_pages, page_len, D) of bounds.k_type: keys of the one kv head, whose
  * first Dv = l->v_dim values are their values. q (n_tokens, H, D): the first Dv of each become what the
@@ -96,6 +105,10 @@ void cpu_scan(struct cpu_backend *cb, const struct mixer *m, float *states, cons
               const float *decay, float *in, float *x, float *low, float *o);
 float *
 cpu_scan_decay(const struct scan *m); /* decays in panels of channels, as cpu_scan reads them */
+/* rows (n_tokens, width): their first `channels` values become conv(.), in place. taps (W, channels); states: slots of
+ * state_len floats, of which the first (W-1, channels) are the rows before. */
+void cpu_conv_rows(struct cpu_backend *cb, float *rows, size_t width, int channels,
+                   const float *taps, int conv_len, float *states, size_t state_len);
 size_t cpu_ssm_scratch(int conv_len);
 void cpu_conv_taps(const float *conv, int channels, int conv_len, float *taps);
 

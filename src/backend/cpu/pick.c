@@ -195,14 +195,14 @@ FITS(amx_fp8)
 /* Sums in another order than the other kernels. */
 static bool decode_amx_q4(const struct pick_query *a)
 {
-    return same_type_amx_q4(a) && a->v_dim == a->head_dim && !a->deterministic;
+    return same_type_amx_q4(a) && a->v_dim == a->head_dim && !a->deterministic && !a->relative;
 }
 
 /* A vector's tiles of keys have room for 256 components. */
 static bool decode_amx_fp8(const struct pick_query *a)
 {
     return same_type_amx_fp8(a) && a->v_dim == a->head_dim && a->head_dim <= 256 &&
-           !a->deterministic;
+           !a->deterministic && !a->relative;
 }
 #ifndef AMX_EMULATE
 FITS(amx)
@@ -210,7 +210,8 @@ FITS(amx)
 /* A row's bytes depend on the number of rows next to it. */
 static bool tiles_amx(const struct pick_query *a)
 {
-    return pages_amx(a) && a->v_dim == a->head_dim && a->v_type != DT_F32 && !a->deterministic;
+    return pages_amx(a) && a->v_dim == a->head_dim && a->v_type != DT_F32 && !a->deterministic &&
+           !a->relative;
 }
 
 static bool latents_amx(const struct pick_query *a)
@@ -372,14 +373,15 @@ const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_wei
 }
 
 const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum dtype v_type,
-                                 int head_dim, int v_dim, int page_len, int rows)
+                                 int head_dim, int v_dim, int page_len, bool relative, int rows)
 {
     struct pick_query a = {.type = k_type,
                            .v_type = v_type,
                            .rows = rows,
                            .head_dim = head_dim,
                            .v_dim = v_dim,
-                           .page_len = page_len};
+                           .page_len = page_len,
+                           .relative = relative};
     const struct pick_row *r = find(p, PICK_ATTN, &a, ANY_INPUT);
     CHECK(r, "no attention kernel for head_dim %d", head_dim);
     return r;
@@ -616,10 +618,10 @@ void pick_print_shapes(const struct pick *p, const struct network *net, const st
             continue;
         fprintf(out, "%-32s", "attention, query rows together");
         for (int k = 0; k < N_SHOWN; k++)
-            fprintf(
-                out, " %-19s",
-                pick_attn(p, b->k_type, b->v_type, l->k_dim, l->v_dim, b->page_len, shown_rows[k])
-                    ->name);
+            fprintf(out, " %-19s",
+                    pick_attn(p, b->k_type, b->v_type, l->k_dim, l->v_dim, b->page_len, l->wrel,
+                              shown_rows[k])
+                        ->name);
         fputc('\n', out);
         break;
     }

@@ -40,6 +40,7 @@ struct pick_query {
     const struct gemm_seg *seg;
     int head_dim, page_len; /* attention */
     int v_dim;              /* of attention's values */
+    bool relative;          /* scores have relative positions */
 };
 
 struct pick_formats {
@@ -96,7 +97,7 @@ const struct pick_row *pick_gemm(const struct pick *p, const struct gemm_weight 
 const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_weight *w,
                                      const struct gemm_seg *seg, int rows, bool bf16);
 const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum dtype v_type,
-                                 int head_dim, int v_dim, int page_len, int rows);
+                                 int head_dim, int v_dim, int page_len, bool relative, int rows);
 
 const struct pick_row *pick_latent(const struct pick *p, enum dtype type, int dim, int v_dim,
                                    int rows);

@@ -400,6 +400,26 @@ void cpu_scan(struct cpu_backend *cb, const struct mixer *m, float *states, cons
     pool_each(cb->pool, b->n_seqs * panels, POOL_EVEN, scan_panels, &j);
 }
 
+void cpu_conv_rows(struct cpu_backend *cb, float *rows, size_t width, int channels,
+                   const float *taps, int conv_len, float *states, size_t state_len)
+{
+    struct ssm_job j = {.b = &cb->batch,
+                        .kernels = ssm_kernels(cb->isa),
+                        .states = states,
+                        .len = state_len,
+                        .taps = conv_len,
+                        .conv = taps,
+                        .u = rows,
+                        .width = width,
+                        .channels = channels,
+                        .old = cb->delta_old,
+                        .old_len = cb->delta_len};
+    if (pick_single_thread(SMALL_POST, (size_t)cb->batch.n_tokens * (size_t)channels))
+        conv_run(&j, 0, 0, conv_work(&j).n);
+    else
+        pool_each(cb->pool, conv_work(&j).n, POOL_EVEN, conv_run, &j);
+}
+
 static void input_rows(void *arg, int ith, int first, int last)
 {
     (void)ith;

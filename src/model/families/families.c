@@ -83,6 +83,7 @@ const struct model_family *const families[] = {
     &family_minimax_text_01,
     &family_minimax_m1,
     &family_deepseek4,
+    &family_inkling, &family_inkling_mm,
     &family_bert,
     &family_roberta,
     &family_xlm_roberta,

@@ -61,7 +61,7 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_hunyuan, family_hunyuan_moe, family_apertus, family_bitnet;
 extern const struct model_family family_gpt_neox, family_gpt2, family_phimoe, family_mimo2,
     family_youtu, family_gemma3n, family_longcat_flash, family_minimax_01, family_minimax_text_01,
-    family_minimax_m1, family_deepseek4;
+    family_minimax_m1, family_deepseek4, family_inkling, family_inkling_mm;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
