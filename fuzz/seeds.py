@@ -5,7 +5,7 @@
 
   fuzz_gguf         of every model in tests/golden its converted file, whole metadata and all names of the first two layers, but a
                     value for each tensor alone; the same of every image tower in tests/golden_images; and a file with a block of every type
-  fuzz_chat_parser  answers of every form with calls or reasoning in them, from tests/test_chat_parse.c
+  fuzz_chat_parser  answers of every form with calls or reasoning in them, from tests/test_chat_parse.c and test_chat_families.c
   fuzz_jinja        the templates of tests/data, and every fortieth of the small cases
   fuzz_markdown     texts of tests/test_markdown.c, for two widths
 Files that are there are written again; nothing is removed.
@@ -88,23 +88,28 @@ def chat_seeds():
     case = re.compile(r"check\(\s*CHAT_(\w+),\s*(true|false),\s*" + r",\s*".join([string] * 4) + r"\)")
     spoken = lambda answer: b"".join(b"]<]minimax[>[" if x == "NS" else unescape(x[1:-1]) for x in re.findall(r'NS|"(?:[^"\\]|\\.)*"', answer))
     counts = {}
-    for name, thinks, answer, _, reasoning, calls in case.findall(open(ROOT + "/tests/test_chat_parse.c").read()):
+    tests = "".join(open(f"{ROOT}/tests/test_chat_{part}.c").read() for part in ("parse", "families"))
+    text_of = r'("(?:[^"\\]|\\.)*")'  # macros of tests/chat_check.h
+    tests = re.sub(rf"PARAMETER\(\s*{text_of},\s*{text_of},\s*{text_of}\)",
+                   r'"<" DSML "parameter name=\\"" \1 "\\" string=\\"" \2 "\\">" \3 "</" DSML "parameter>\\n"', tests)
+    tests = re.sub(r"\bDSML\b", '"｜DSML｜"', tests)
+    for name, thinks, answer, _, reasoning, calls in case.findall(tests):
         if reasoning.strip() == calls.strip() == "NULL" or '"' not in answer:
             continue
         said = spoken(answer)
-        # the fuzzer's first byte: the format by its remainder; bits 8 and 16 remove tools and reasoning; 32: thinking has begun
-        how = next(b for b in range(256) if b % len(formats) == formats.index(name) and not b & 24 and bool(b & 32) == (thinks == "true"))
+        # the fuzzer's first bytes: the format; options, of which 8 and 16 remove tools and reasoning, 32: thinking has begun
+        how = 32 if thinks == "true" else 0
         counts[name] = counts.get(name, -1) + 1
         with open(os.path.join(to, f"{name.lower()}{counts[name]}"), "wb") as f:
-            f.write(bytes([how, 7]) + said)
+            f.write(bytes([formats.index(name), how, 7]) + said)
     marks = re.findall(r"^    CHAT_THOUGHTS_(\w+),", text, re.M)
     case = re.compile(r"check_thoughts\(\s*CHAT_THOUGHTS_(\w+),\s*CHAT_(\w+),\s*(true|false),\s*" + string)
-    for thoughts, name, thinks, answer in case.findall(open(ROOT + "/tests/test_chat_parse.c").read()):
+    for thoughts, name, thinks, answer in case.findall(tests):
         said = spoken(answer)
-        how = next(b for b in range(256) if b % len(formats) == formats.index(name) and not b & 24 and bool(b & 32) == (thinks == "true"))
+        how = 32 if thinks == "true" else 0
         counts["thoughts_" + thoughts] = counts.get("thoughts_" + thoughts, -1) + 1
         with open(os.path.join(to, f"thoughts_{thoughts.lower()}{counts['thoughts_' + thoughts]}"), "wb") as f:
-            f.write(bytes([how, 16 * marks.index(thoughts) + 7]) + said)
+            f.write(bytes([formats.index(name), how, 16 * marks.index(thoughts) + 7]) + said)
     missing = set(formats) - set(counts) - {"PLAIN"}
     assert not missing, missing
 

@@ -45,6 +45,9 @@
 #define U_CALL(f, args)                                                                            \
     "to=" f "<|message|><atem:function_calls>\n<atem:invoke name=\"" f "\">\n" args                \
     "</atem:invoke>\n</atem:function_calls>"
+#define I_NEXT "<|message_model|>"
+#define I_CALL(f, args)                                                                            \
+    f "<|content_invoke_tool_json|>{\"name\":\"" f "\",\"args\":" args "}<|end_message|>"
 #define U_ARG(k, v)     "<atem:parameter name=\"" k "\">" v "</atem:parameter>\n"
 #define N               "]<]minimax[>["
 #define N_FRAME(calls)  N "<tool_call>\n" calls N "</tool_call>"
@@ -355,6 +358,17 @@ static const struct form_case {
       N_FRAME(N_CALL("send", N_ARG("to", ""))), N_FRAME(N_CALL("send", N_ARG("to", "[\"a\"]"))),
       N_FRAME(N_CALL("get_weather", N "<town>Prague" N "</days>" N_ARG("days", "3"))), N_FRAME("")},
      {N "<tool", "<invoke name=\"pong\">"}},
+    {CHAT_INKLING,
+     I_CALL("get_weather", WEATHER),
+     PRAGUE,
+     I_NEXT I_CALL("ping", "{}") I_NEXT I_CALL("send", SEND),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {I_CALL("weather", "{}"), I_CALL("get_weather", "{}"), I_CALL("send", "{\"other\": 1}"),
+      I_CALL("get_weather", "{\"town\": \"Prague\", \"days\": 12}"),
+      "ping<|content_invoke_tool_json|>{\"name\":\"send\",\"args\":{}}<|end_message|>",
+      "ping<|content_invoke_tool_json|>{\"name\":\"ping\",\"args\":{}}",
+      "<|content_invoke_tool_json|>Hello"},
+     {"<|content_text|>Hello", "<|content_invoke", "pong"}},
     {CHAT_MUSE,
      " " U_CALL("get_weather", U_ARG("town", "Prague") U_ARG("days", "3")),
      PRAGUE,

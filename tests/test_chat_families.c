@@ -180,6 +180,24 @@ static void test_families(void **state)
     check(CHAT_MUSE, false, "to=f<|message|>no", "to=f<|message|>no", NULL, NULL);
     check(CHAT_MUSE, false, "to=f<|message|><atem:function_calls>no",
           "to=f<|message|><atem:function_calls>no", NULL, NULL);
+    thoughts = CHAT_THOUGHTS_INKLING;
+    check(CHAT_INKLING, false,
+          "<|content_thinking|>Hm f<|content_invoke_tool_json|>.<|end_message|><|message_model|>"
+          "f<|content_invoke_tool_json|>{\"name\":\"f\",\"args\":{\"n\": 1}}<|end_message|>"
+          "<|message_model|>g<|content_invoke_tool_json|>{\"name\": \"g\", \"args\": {}}"
+          "<|end_message|>",
+          "", "Hm f<|content_invoke_tool_json|>.", "f {\"n\": 1}|g {}");
+    check(CHAT_INKLING, false,
+          "<|content_text|>See [1]:<|end_message|><|message_model|>f<|content_invoke_tool_json|>"
+          "{\"name\":\"f\",\"args\":{\"n\": 1}}<|end_message|>",
+          "See [1]:", NULL, "f {\"n\": 1}");
+    check(CHAT_INKLING, false,
+          "f<|content_invoke_tool_json|>{\"name\":\"f\",\"args\":{\"n\": 1}}<|end_message|>", "",
+          NULL, "f {\"n\": 1}");
+    check(CHAT_INKLING, false, "<|content_text|>It is.<|end_message|>", "It is.", NULL, NULL);
+    check(CHAT_INKLING, false, "Bare", "Bare", NULL, NULL);
+    check(CHAT_INKLING, false, "f<|content_invoke_tool_json|>no", "f<|content_invoke_tool_json|>no",
+          NULL, NULL);
     thoughts = CHAT_THOUGHTS_MINIMAX;
     check(CHAT_MINIMAX_M3, false, "</mm:think>It is.", "It is.", NULL, NULL);
     check(CHAT_MINIMAX_M3, true,
@@ -254,6 +272,12 @@ static void test_thoughts(void **state)
                    " to=self<|message|>Why?<|eom|><|start|>assistant<|message|>It is.", "It is.",
                    "Why?");
     check_thoughts(CHAT_THOUGHTS_MUSE, CHAT_PLAIN, false, "<|message|>to=self", "to=self", NULL);
+    check_thoughts(CHAT_THOUGHTS_INKLING, CHAT_PLAIN, false,
+                   "<|content_thinking|>Why?<|end_message|><|message_model|><|content_text|>It is."
+                   "<|end_message|>",
+                   "It is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_INKLING, CHAT_PLAIN, false, "<|content_text|>It.<|end_message|>",
+                   "It.", NULL);
 }
 
 int main(void)

@@ -291,6 +291,7 @@ static void test_broken(void **state)
         {CHAT_SOLAR,
          "<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{\"a\""},
         {CHAT_MUSE, "to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\nno"},
+        {CHAT_INKLING, "f<|content_invoke_tool_json|>{\"name\": \"f\", \"args\": {\"a\": "},
         {CHAT_NEMOTRON, "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"a\": "},
         {CHAT_LFM2, "<|tool_call_start|>[f(a=1, b=\"cut"},
         {CHAT_MINIMAX_M3, NS "<tool_call>" NS "<invoke name=\"f\">" NS "<n>1"},
@@ -394,6 +395,12 @@ static void test_cut_short(void **state)
          "<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{\"a\": 1}"
          "<|tool_call:end|>",
          {"<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{"}},
+        {CHAT_INKLING,
+         "f<|content_invoke_tool_json|>{\"name\": \"f\", \"args\": {\"a\": 1}}<|end_message|>"
+         "<|message_model|>g<|content_invoke_tool_json|>{\"name\": \"g\", \"args\": {}}"
+         "<|end_message|>",
+         {"f<|content_invoke_tool_json|>{\"name\": \"f\", \"args\": {",
+          "g<|content_invoke_tool_json|>{\"name\": \"g\", \"args\": {"}},
         {CHAT_MUSE,
          "to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter "
          "name=\"n\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
@@ -545,6 +552,8 @@ static void test_detect(void **state)
     assert_int_equal(chat_format_detect(seed_oss, strlen(seed_oss)), CHAT_SEED);
     const char *solar = "<|tool_calls|><|tool_call:begin|>id<|tool_call:name|>f<|tool_call:args|>";
     assert_int_equal(chat_format_detect(solar, strlen(solar)), CHAT_SOLAR);
+    const char *inkling = "'<|message_model|>' ~ c.name ~ '<|content_invoke_tool_json|>'";
+    assert_int_equal(chat_format_detect(inkling, strlen(inkling)), CHAT_INKLING);
 }
 
 /* ------------------------------------------------------------------ the invariant */
@@ -586,6 +595,10 @@ static const char *const valid[CHAT_N_FORMATS] = {
     "</tool_call:opensource>\n</tool_calls:opensource>",
     "<|begin|>assistant<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>"
     "{\"a\": 1}<|tool_call:end|><|calls|>",
+    "<|content_thinking|>why<|end_message|><|message_model|><|content_text|>Ok<|end_message|>"
+    "<|message_model|>f<|content_invoke_tool_json|>{\"name\": \"f\", \"args\": {\"a\": \"\\\"}\"}}"
+    "<|end_message|><|message_model|>g<|content_invoke_tool_json|>{\"name\": \"g\", \"args\": "
+    "{}}<|end_message|>",
     "to=f<|message|><atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"n\">1"
     "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>",
     NS "<tool_call>\n" NS "<invoke name=\"f\">" NS "<n>1" NS "</n>" NS "<o>" NS "<item>x" NS
@@ -689,6 +702,11 @@ static void random_text(enum chat_format f, struct buf *b)
         NS "</k>",
         NS "</invoke>",
         NS "<invoke name=\"f\">",
+        "<|content_invoke_tool_json|>",
+        "<|message_model|>",
+        "<|end_message|>",
+        "<|content_thinking|>",
+        "<|content_text|>",
         "<atem:function_calls>",
         "<atem:invoke name=\"f\">",
         "<atem:parameter name=\"n\">",

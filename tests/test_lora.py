@@ -214,7 +214,7 @@ def test_experts(_):
 
 
 # families whose mixers and experts others do not have
-FAMILIES = ["minimax", "longcat_flash", "jamba", "falcon_h1", "olmo_hybrid", "lfm2", "phimoe"]
+FAMILIES = ["inkling", "minimax", "longcat_flash", "jamba", "falcon_h1", "olmo_hybrid", "lfm2", "phimoe"]
 
 
 def test_families(_):

@@ -77,6 +77,8 @@ static void every_family_ends_its_thinking(void **state)
          CHAT_THOUGHTS_SOLAR},
         {CHAT_PLAIN, false, false, " to=self<|message|>", "<|eom|><|start|>assistant<|message|>",
          CHAT_THOUGHTS_MUSE},
+        {CHAT_PLAIN, false, false, "<|content_thinking|>",
+         "<|end_message|><|message_model|><|content_text|>", CHAT_THOUGHTS_INKLING},
         {CHAT_PLAIN, false, false, "<thinking>", "</thinking>\n\n", CHAT_THOUGHTS_THINKING},
         {CHAT_PLAIN, false, false, "<think>", "</think>\n\n", CHAT_THOUGHTS_ANSWER},
     };

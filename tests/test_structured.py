@@ -184,7 +184,7 @@ def test_every_form(_):
     """Calls in the form of every family, forced on random weights: whole, valid, as many as were asked for."""
     for form in ("hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_r1", "gpt_oss", "glm45", "minimax_m2", "kimi_k2", "gemma4",
                  "seed_oss", "command_a", "apertus", "hunyuan3", "solar_open", "muse", "minimax_m3", "nemotron_nano", "granite3", "tool_calls", "lfm2",
-                 "deepseek_v32", "deepseek_v4"):
+                 "deepseek_v32", "deepseek_v4", "inkling"):
         toy = Server(BUILD, "--chat-format", form)
         try:
             for seed in range(3):

@@ -140,6 +140,10 @@ static void print_attention_parts(const struct network *net, int *n)
         part(n, "RoPE of %d dims", first->rope->n_rot);
     if (first->gated)
         part(n, "gated attention");
+    if (first->wrel)
+        part(n, "relative positions up to %d", first->rel_len);
+    if (first->k_conv.len)
+        part(n, "convolutions of keys, values and results");
     if (first->temp_beta != 0)
         part(n, "temperature by position");
     if (share)
@@ -254,12 +258,19 @@ static void print_mlp_parts(const struct config *c, const struct network *net, i
 /* What the layers have beyond a plain decoder's. */
 static void print_parts(const struct config *c, const struct network *net)
 {
-    static const char *const kinds[] = {"attention", "latent attention", "gated delta net",
-                                        "short convolution"};
-    int n = 0, count[4] = {0}, depth = network_depth(net);
+    static const char *const kinds[] = {[MIXER_ATTENTION] = "attention",
+                                        [MIXER_LATENT] = "latent attention",
+                                        [MIXER_DELTA_NET] = "gated delta net",
+                                        [MIXER_SHORT_CONV] = "short convolution",
+                                        [MIXER_SSM] = "state-space model",
+                                        [MIXER_SCAN] = "selective scan",
+                                        [MIXER_COMPRESSED] = "compressed attention",
+                                        [MIXER_NONE] = "no mixer"};
+    enum { KINDS = sizeof kinds / sizeof *kinds };
+    int n = 0, count[KINDS] = {0}, depth = network_depth(net);
     for (int i = 0; i < depth; i++)
         count[net->layers[i].mixer.kind]++;
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < KINDS; k++)
         if (count[k] && (k || count[k] < depth))
             part(&n, "%s in %d of %d layers", kinds[k], count[k], depth);
     print_attention_parts(net, &n);

@@ -164,9 +164,9 @@ static int field_of(const struct buf *key)
     static const struct {
         const char *name;
         int field;
-    } known[] = {{"name", F_NAME},        {"tool_name", F_NAME}, {"arguments", F_ARGS},
-                 {"parameters", F_ARGS},  {"id", F_ID},          {"tool_call_id", F_ID},
-                 {"function", F_FUNCTION}};
+    } known[] = {{"name", F_NAME},       {"tool_name", F_NAME},   {"arguments", F_ARGS},
+                 {"parameters", F_ARGS}, {"args", F_ARGS},        {"id", F_ID},
+                 {"tool_call_id", F_ID}, {"function", F_FUNCTION}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (key->len == strlen(known[i].name) && !memcmp(key->p, known[i].name, key->len))
             return known[i].field;

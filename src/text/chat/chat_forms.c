@@ -397,6 +397,37 @@ static void form_muse(struct reply_builder *a, struct call_graph *gr)
     graph_add_tag(a, gr, more, "<|start|>", false, start);
 }
 
+/* NAME<|content_invoke_tool_json|>{"name": "NAME", "args": {...}}<|end_message|>, each call a message. The prompt has begun
+ * the first one; free text may have had its name already. */
+static void form_inkling(struct reply_builder *a, struct call_graph *gr)
+{
+    static const char frame[] = "<|content_invoke_tool_json|>",
+                      open[] = WS "\\{" WS "\"name\"" COLON "\"";
+    uint32_t begin = graph_add_state(gr), name = graph_add_state(gr), body = graph_add_state(gr);
+    uint32_t any = graph_add_state(gr), close = graph_add_state(gr), end = graph_add_state(gr);
+    gr->final = graph_add_state(gr);
+    graph_add_tag(a, gr, begin, "<|message_model|>", false, name);
+    graph_add_tag(a, gr, begin, frame, false, body);
+    graph_add_pattern(a, gr, body, open, any);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t head = graph_add_state(gr), own = graph_add_state(gr), again = graph_add_state(gr);
+        uint32_t args = graph_add_state(gr);
+        graph_add_name(a, gr, begin, "", &a->tools[i], "", head);
+        graph_add_name(a, gr, name, "", &a->tools[i], "", head);
+        graph_add_tag(a, gr, head, frame, false, own);
+        graph_add_pattern(a, gr, own, open, again);
+        graph_add_name(a, gr, again, "", &a->tools[i], "", args);
+        graph_add_name(a, gr, any, "", &a->tools[i], "", args);
+        uint32_t value = graph_add_state(gr);
+        graph_add_pattern(a, gr, args, "\"" COMMA "\"args\"" WS ":" WS, value);
+        graph_add_edge(gr, value, true, a->tools[i].args, close);
+    }
+    graph_add_pattern(a, gr, close, WS "\\}" WS, end);
+    graph_add_tag(a, gr, end, "<|end_message|>", false, gr->final);
+    if (!a->one)
+        graph_add_tag(a, gr, gr->final, "<|message_model|>", false, name);
+}
+
 /* NS<invoke name="NAME"> with elements, NS</invoke>; all calls in NS<tool_call>, NS</tool_call>. */
 static void form_minimax_m3(struct reply_builder *a, struct call_graph *gr)
 {
@@ -516,6 +547,7 @@ static const struct call_form forms[] = {
      form_minimax_m3,
      {{.text = "]<]minimax[>[<tool_call>"}},
      .last = true},
+    {CHAT_INKLING, 0, form_inkling, {{.text = "<|content_invoke_tool_json|>"}}, .last = true},
     {CHAT_MUSE, SCHEMA_MUSE, form_muse, {{.text = "<atem:function_calls>"}}, .last = true},
 };
 

@@ -15,6 +15,7 @@ enum { MISTRAL = CHAT_N_THOUGHTS, GEMMA, GPT_OSS, GPT_OSS_TOOLS, N_ROWS };
 #define OSS_NEXT     "<|end|><|start|>assistant<|channel|>"
 #define OSS_FINAL    "<|channel|>final<|message|>"
 #define SOLAR_NEXT   "<|end|><|begin|>assistant<|content|>"
+#define INKLING_NEXT "<|end_message|><|message_model|><|content_text|>"
 #define MUSE_NEXT    "<|eom|><|start|>assistant<|message|>"
 
 static const struct chat_marks rows[N_ROWS] = {
@@ -46,6 +47,12 @@ static const struct chat_marks rows[N_ROWS] = {
                                        "<|start|>assistant to=user<|message|>",
                                        "to=user<|message|>"},
                             .answer_end = {"<|eot|>", "<|eom|>"}},
+    [CHAT_THOUGHTS_INKLING] = {"inkling", .open = "<|content_thinking|>",
+                               .close = "<|end_message|>", .begin = "<|content_thinking|>",
+                               .end = WHY INKLING_NEXT, .end_at_once = INKLING_NEXT,
+                               .plain = "<|content_text|>", .closed = INKLING_NEXT,
+                               .answer = {"<|message_model|><|content_text|>", "<|content_text|>"},
+                               .answer_end = {"<|end_message|>"}},
     [MISTRAL] = {"", TOKENS("[THINK]", "[/THINK]")},
     [GEMMA] = {"", .open = "<|channel>thought", .close = "<channel|>",
                .begin = "<|channel>thought\n", .end = WHY "\n<channel|>",
@@ -73,6 +80,8 @@ static const struct {
     {CHAT_THOUGHTS_APERTUS, {"<|inner_prefix|>", ""}},
     {CHAT_THOUGHTS_SOLAR, {"<|think|>", "<|begin|>assistant"}},
     {CHAT_THOUGHTS_MUSE, {"assistant to=self<|message|>", ""}},
+    {CHAT_THOUGHTS_INKLING, {"<|content_thinking|>", "<|message_model|>"}},
+    {CHAT_THOUGHTS_INKLING, {"Thinking effort level", "<|message_model|>"}},
     {CHAT_THOUGHTS_ANSWER, {"<think>", "<response>"}},
     {CHAT_THOUGHTS_ANSWER, {"<think>", "<answer>"}},
     {CHAT_THOUGHTS_THINKING, {"<thinking>", "</thinking>"}},

@@ -250,6 +250,7 @@ static const struct {
     [CHAT_HUNYUAN] = {{"<tool_calls:opensource>"}, .start = chat_tags_start},
     [CHAT_SOLAR] = {{"<|tool_calls|>", "<|begin|>assistant<|tool_calls|>"},
                     .start = chat_tags_start},
+    [CHAT_INKLING] = {{"<|content_invoke_tool_json|>"}, .start = start_json},
     [CHAT_MUSE] = {{"<atem:function_calls>"}, .start = chat_tags_start},
     [CHAT_DEEPSEEK_V32] = {{"<｜DSML｜function_calls>"}, .start = chat_tags_start},
     [CHAT_DEEPSEEK_V4] = {{"<｜DSML｜tool_calls>"}, .start = chat_tags_start},
@@ -280,12 +281,34 @@ static int match_recipient(const struct chat_parser *p, size_t *n)
     return chat_match_at(p, at, frame);
 }
 
+/* Inkling names the tool before a call: NAME<|content_invoke_tool_json|>, in later messages after <|message_model|>.
+ * Returns chat_match()'s result for this header; *n is its length. */
+static int match_header(const struct chat_parser *p, size_t *n)
+{
+    static const char start[] = "<|message_model|>";
+    const char *frame = frames[CHAT_INKLING].frame[0];
+    size_t at = 0, name, have = p->in.len - p->pos;
+    int m = chat_match(p, start);
+    if (m < 0)
+        return m;
+    if (!m && p->state != S_START && chat_here(p) != '<')
+        return 0; /* in the middle of a message */
+    at += m ? sizeof start - 1 : 0;
+    for (name = at; at < have && at - name <= MAX_NAME; at++)
+        if (strchr("< \n", p->in.p[p->pos + at]))
+            break;
+    *n = at + strlen(frame);
+    return at - name > MAX_NAME ? 0 : chat_match_at(p, at, frame);
+}
+
 /* Starts the call that begins here. Returns chat_match()'s result. */
 static int begin_call(struct chat_parser *p)
 {
     struct buf raw = {0};
     size_t n = 0;
-    int wait = 0, m = p->format == CHAT_MUSE ? match_recipient(p, &n) : 0;
+    int wait = 0, m = 0;
+    if (p->format == CHAT_MUSE || p->format == CHAT_INKLING)
+        m = (p->format == CHAT_MUSE ? match_recipient : match_header)(p, &n);
     for (int i = 0; !m && i < 2 && frames[p->format].frame[i]; i++) {
         const char *frame = frames[p->format].frame[i];
         n = strlen(frame);
@@ -302,7 +325,8 @@ static int begin_call(struct chat_parser *p)
     buf_add(&raw, p->in.p + p->pos, n);
     buf_addc(&raw, 0);
     p->pos += n;
-    p->framed |= p->format == CHAT_MUSE; /* a mark ends each message */
+    /* a mark ends each message */
+    p->framed |= p->format == CHAT_MUSE || p->format == CHAT_INKLING;
     frames[p->format].start(p, raw.p);
     buf_clear(&raw);
     return 1;
@@ -366,7 +390,8 @@ static bool step_start(struct chat_parser *p)
             return true;
         }
     }
-    if (p->opt.tools && p->format == CHAT_MUSE && (m = begin_call(p)))
+    if (p->opt.tools && (p->format == CHAT_MUSE || p->format == CHAT_INKLING) &&
+        (m = begin_call(p)))
         return m > 0;
     enter_content(p);
     return true;
@@ -453,6 +478,8 @@ static const char *call_close(const struct chat_parser *p)
         return "</tool_calls>";
     case CHAT_LFM2:
         return "<|tool_call_end|>";
+    case CHAT_INKLING:
+        return "<|end_message|>";
     default:
         return "";
     }
@@ -649,6 +676,7 @@ static bool step_call(struct chat_parser *p)
             return step_xml(p);
         /* fall through */
     case CHAT_HERMES:
+    case CHAT_INKLING:
         return chat_scan_step(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
     case CHAT_PYTHONIC:
         return chat_scan_step(p, py_scan_feed(p, chat_here(p)), S_BETWEEN);

@@ -38,6 +38,7 @@ enum chat_format {
     CHAT_APERTUS, /* <|tools_prefix|>[{F: {...}}]<|tools_suffix|>, also inside thinking */
     CHAT_HUNYUAN, /* GLM's tags with ":opensource", all calls in one frame: Hunyuan 3 */
     CHAT_SOLAR,   /* <|tool_call:begin|>ID<|tool_call:name|>F<|tool_call:args|>{...} */
+    CHAT_INKLING, /* F<|content_invoke_tool_json|>{"name", "args"}<|end_message|> */
     CHAT_MUSE,    /* to=F<|message|><atem:function_calls><atem:invoke name="F">... */
     CHAT_MINIMAX_M3, /* NS<invoke name="F">NS<P>V, or elements NS</P>NS</invoke>; NS: ]<]minimax[>[ */
     CHAT_NEMOTRON,   /* <TOOLCALL>[{"name", "arguments"}]</TOOLCALL>: Nemotron Nano 2 */
@@ -61,6 +62,7 @@ enum chat_thoughts {
     CHAT_THOUGHTS_APERTUS,  /* <|inner_prefix|> */
     CHAT_THOUGHTS_SOLAR,    /* <|think|> */
     CHAT_THOUGHTS_MUSE,     /* to=self<|message|> */
+    CHAT_THOUGHTS_INKLING,  /* <|content_thinking|> */
     CHAT_N_THOUGHTS
 };
 
