@@ -7,8 +7,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static json_t *parse(const uint8_t *data, size_t size, uint32_t cuts, uint8_t format,
-                     uint8_t how, enum chat_thoughts thoughts)
+static json_t *parse(const uint8_t *data, size_t size, uint32_t cuts, uint8_t format, uint8_t how,
+                     enum chat_thoughts thoughts)
 {
     struct chat_message m = {0};
     struct chat_parse_options opt = {.thoughts = thoughts,

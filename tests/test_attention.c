@@ -224,8 +224,7 @@ static void step_append(struct step *st, struct world *w)
 {
     if (w->layer.rope)
         cpu_rope_table(w->layer.rope, &st->b, w->rope, w->pool);
-    cpu_attn_post(&w->s, &st->b, &w->layer, &w->kv, w->rope, st->qkv, st->q, NULL,
-                  w->pool, w->isa);
+    cpu_attn_post(&w->s, &st->b, &w->layer, &w->kv, w->rope, st->qkv, st->q, NULL, w->pool, w->isa);
 }
 
 static void step_run(struct step *st, struct world *w)
