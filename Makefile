@@ -172,7 +172,9 @@ $(B)/src/backend/devices.o: CPPFLAGS += $(if $(HAS_VULKAN),-DSTEEL_VULKAN)
 $(B)/src/backend/devices.o: $(B)/vulkan-here
 
 $(B)/src/backend/vulkan/pipeline.o: CPPFLAGS += -iquote $(B)/vulkan
-$(B)/src/backend/vulkan/pipeline.o: $(SHADERS)
+$(B)/src/backend/vulkan/pipeline.o: $(B)/vulkan/modules.h
+$(B)/vulkan/modules.h: $(SHADERS)
+	$(Q)for f in $(sort $(SHADERS)); do echo "static const uint32_t $$(basename $$f .inc)_words[] = {"; cat $$f; echo "};"; done >$@
 $(B)/vulkan/%.inc: src/backend/vulkan/shaders/%.comp $(wildcard src/backend/vulkan/shaders/*.glsl src/backend/vulkan/shaders/*.h)
 	$(call say,GLSLC)
 	$(Q)$(GLSLC) --target-env=vulkan1.2 -O -mfmt=num -o $@ $<

@@ -274,7 +274,7 @@ static struct backend *vulkan_open(const struct backend_options *opt, struct err
     struct vulkan *v = mem_zalloc(1, sizeof *v);
     v->be.ops = &vulkan_ops;
     v->be.invariance = INVARIANCE_NONE;
-    v->be.records = v->be.own_memory = true;
+    v->be.records = v->be.own_memory = v->be.async = true;
     v->physical = list[at];
     pthread_mutex_init(&v->lock, NULL);
     vulkan_picks.force(&v->be, names);

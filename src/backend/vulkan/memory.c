@@ -330,6 +330,14 @@ void vulkan_copy_to(struct vulkan *v, VkCommandBuffer cmd, uint64_t from,
     vk.CmdCopyBuffer(cmd, b->buffer, to->buffer, 1, &region);
 }
 
+void vulkan_copy_from(struct vulkan *v, VkCommandBuffer cmd, const struct vulkan_shared *from,
+                      uint64_t to, size_t bytes)
+{
+    const struct vulkan_block *b = block_of(v, to);
+    const VkBufferCopy region = {0, to - b->at, bytes};
+    vk.CmdCopyBuffer(cmd, from->buffer, b->buffer, 1, &region);
+}
+
 bool vulkan_memory_open(struct vulkan *v, struct error *err)
 {
     const VkFenceCreateInfo fence = {.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO};
@@ -339,15 +347,21 @@ bool vulkan_memory_open(struct vulkan *v, struct error *err)
     bool ok = vulkan_try(v, vk.CreateFence(v->device, &fence, NULL, &v->copy_fence), "a fence") &&
               vulkan_try(v, vk.CreateFence(v->device, &fence, NULL, &v->fence), "a fence") &&
               vulkan_try(v, vk.CreateCommandPool(v->device, &pool, NULL, &v->pool), "a pool");
-    VkCommandBuffer two[2] = {0};
+    VkCommandBuffer all[7] = {0};
     const VkCommandBufferAllocateInfo info = {.sType =
                                                   VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
                                               .commandPool = v->pool,
                                               .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
-                                              .commandBufferCount = 2};
-    ok = ok && vulkan_try(v, vk.AllocateCommandBuffers(v->device, &info, two), "command buffers");
-    v->copy_cmd = two[0];
-    v->step_cmd = two[1];
+                                              .commandBufferCount = 7};
+    ok = ok && vulkan_try(v, vk.AllocateCommandBuffers(v->device, &info, all), "command buffers");
+    v->copy_cmd = all[0];
+    for (int i = 0; i < 2; i++) {
+        struct vulkan_flight *f = &v->flights[i];
+        f->load_cmd = all[1 + i];
+        f->step_cmd = all[3 + i];
+        f->tail_cmd = all[5 + i];
+        ok = ok && vulkan_try(v, vk.CreateFence(v->device, &fence, NULL, &f->fence), "a fence");
+    }
     if (!ok && err)
         *err = v->error;
     return ok && vulkan_share(v, &v->staging, STAGING, false, err);
@@ -366,4 +380,7 @@ void vulkan_memory_close(struct vulkan *v)
         vk.DestroyFence(v->device, v->copy_fence, NULL);
     if (v->fence)
         vk.DestroyFence(v->device, v->fence, NULL);
+    for (int i = 0; i < 2; i++)
+        if (v->flights[i].fence)
+            vk.DestroyFence(v->device, v->flights[i].fence, NULL);
 }

@@ -21,7 +21,7 @@ static void finish_heads(struct vulkan *v, const struct attention *a, const stru
         vulkan_norm(v, h->norm, from, s->ld_qkv, from, s->ld_qkv, h->n * h->dim, v->rows);
     long rope = a->rope - v->net->ropes;
     bool is_q = h->store == DT_NONE;
-    const struct heads_args args = {.step = v->step.at,
+    const struct heads_args args = {.step = v->s.step,
                                     .in_rows = s->qkv,
                                     .to = h->to,
                                     .rope = h->rope && a->rope ? s->ropes[rope] : 0,
@@ -90,7 +90,7 @@ static void attend(struct vulkan *v, const struct attention *a, const struct kv_
     const struct vulkan_scratch *s = &v->s;
     int each = a->k_dim + a->v_dim;
     bool own = a->gated && !a->wgate; /* gates lie after each head of q */
-    struct attn_args args = {.step = v->step.at,
+    struct attn_args args = {.step = v->s.step,
                              .q = s->q,
                              .k = vulkan_address(kv->k),
                              .v = vulkan_address(kv->v),

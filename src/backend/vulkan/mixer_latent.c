@@ -35,7 +35,7 @@ static void queries(struct vulkan *v, const struct latent *l)
         p.ldx = ld_low;
     }
     vulkan_product(v, &p);
-    const struct heads_args args = {.step = v->step.at,
+    const struct heads_args args = {.step = v->s.step,
                                     .in_rows = s->q,
                                     .to = s->q,
                                     .rope = s->ropes[l->rope - v->net->ropes],
@@ -66,7 +66,7 @@ static void store(struct vulkan *v, const struct latent *l, const struct kv_laye
                                         .ldy = s->ld_qkv,
                                         .rows = (uint32_t)v->rows,
                                         .x_div = 1});
-    const struct heads_args args = {.step = v->step.at,
+    const struct heads_args args = {.step = v->s.step,
                                     .in_rows = s->qkv,
                                     .to = vulkan_address(kv->k),
                                     .rope = s->ropes[l->rope - v->net->ropes],
@@ -103,14 +103,14 @@ static void attend(struct vulkan *v, const struct latent *l, const struct kv_lay
                                         .cycle = H});
     const struct gather_args rotated = {s->q + 4 * (uint64_t)l->nope_dim,
                                         s->absorbed + 4 * (uint64_t)C,
-                                        v->step.at,
+                                        v->s.step,
                                         (uint)l->rope_dim,
                                         rows,
                                         D,
                                         W,
                                         0};
     vulkan_run(v, KERNEL_GATHER, 0, 0, &rotated, sizeof rotated, vulkan_wide(l->rope_dim), rows, 1);
-    struct attn_args args = {.step = v->step.at,
+    struct attn_args args = {.step = v->s.step,
                              .q = s->absorbed,
                              .k = vulkan_address(kv->k),
                              .v = vulkan_address(kv->k),

@@ -68,7 +68,7 @@ static void mix_delta(struct vulkan *v, const struct delta_net *d, uint64_t stat
     product(v, d->wqkv, s->qkv, s->ld_qkv);
     product(v, d->wba, s->gate, s->ld_gate);
     product(v, d->wz, s->q, s->ld_heads);
-    convolve(v, &(struct conv_args){.step = v->step.at,
+    convolve(v, &(struct conv_args){.step = v->s.step,
                                     .u = s->qkv,
                                     .conv = vulkan_address(d->conv),
                                     .state = state,
@@ -77,7 +77,7 @@ static void mix_delta(struct vulkan *v, const struct delta_net *d, uint64_t stat
                                     .conv_len = (uint)d->conv_len,
                                     .state_len = (uint)len,
                                     .n_seqs = (uint)v->batch.n_seqs});
-    const struct delta_args args = {.step = v->step.at,
+    const struct delta_args args = {.step = v->s.step,
                                     .u = s->qkv,
                                     .ba = s->gate,
                                     .decay = vulkan_address(d->decay),
@@ -121,7 +121,7 @@ static void mix_ssm(struct vulkan *v, const struct ssm *m, uint64_t state, size_
     int parts = m->n_norms ? m->n_norms : 1;
     product(v, m->w_in, s->qkv, s->ld_qkv);
     scale_parts(v, m);
-    convolve(v, &(struct conv_args){.step = v->step.at,
+    convolve(v, &(struct conv_args){.step = v->s.step,
                                     .u = s->qkv + 4 * (uint64_t)values,
                                     .conv = vulkan_address(m->conv),
                                     .bias = vulkan_address(m->conv_bias),
@@ -131,7 +131,7 @@ static void mix_ssm(struct vulkan *v, const struct ssm *m, uint64_t state, size_
                                     .conv_len = (uint)m->conv_len,
                                     .state_len = (uint)len,
                                     .n_seqs = (uint)v->batch.n_seqs});
-    const struct ssm_args args = {.step = v->step.at,
+    const struct ssm_args args = {.step = v->s.step,
                                   .row = s->qkv,
                                   .decay = vulkan_address(m->decay),
                                   .dt_bias = vulkan_address(m->dt_bias),
@@ -158,7 +158,7 @@ static void mix_short(struct vulkan *v, const struct short_conv *m, uint64_t sta
 {
     const struct vulkan_scratch *s = &v->s;
     product(v, m->w_in, s->qkv, s->ld_qkv);
-    convolve(v, &(struct conv_args){.step = v->step.at,
+    convolve(v, &(struct conv_args){.step = v->s.step,
                                     .u = s->qkv,
                                     .conv = vulkan_address(m->conv),
                                     .bias = vulkan_address(m->bias),

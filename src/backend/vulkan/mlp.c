@@ -224,8 +224,8 @@ void vulkan_mlp(struct backend *be, const struct mlp *m, int layer)
                                              .scale = m->stream_scale});
     if (m->deepstack && v->batch.n_embeds) {
         const struct given_args args = {s->x,
-                                        v->step.at,
-                                        v->embeds.at,
+                                        v->s.step,
+                                        v->s.embeds,
                                         (uint)E,
                                         (uint)v->rows,
                                         s->ld_x,

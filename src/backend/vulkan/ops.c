@@ -109,7 +109,7 @@ void vulkan_scale(struct vulkan *v, const struct scale_args *a)
 /* to = the output rows of from */
 static void gather(struct vulkan *v, uint64_t from, uint64_t to, uint32_t ld, int width, bool index)
 {
-    const struct gather_args args = {from, to, v->step.at, (uint)width, (uint)v->batch.n_out,
+    const struct gather_args args = {from, to, v->s.step, (uint)width, (uint)v->batch.n_out,
                                      ld,   ld, index};
     vulkan_run(v, KERNEL_GATHER, 0, 0, &args, sizeof args, vulkan_wide(width), args.rows, 1);
 }
@@ -145,8 +145,9 @@ static void lookup(struct vulkan *v, const struct embed *e, const struct weight 
                                         .x = v->s.x,
                                         .perm = g->perm,
                                         .grid = v->grid,
-                                        .step = v->step.at,
-                                        .embeds = v->embeds.at,
+                                        .step = v->s.step,
+                                        .embeds = v->s.embeds,
+                                        .chosen = v->s.tokens,
                                         .n_in = (uint)table->n_in,
                                         .row_words = g->row_words,
                                         .tail = g->tail,
@@ -172,7 +173,7 @@ static void angles(struct vulkan *v)
     vulkan_apart(v, true);
     for (int i = 0; i < v->net->n_ropes; i++) {
         const struct rope *r = &v->net->ropes[i];
-        const struct rope_args args = {v->step.at,    v->s.freqs[i],           v->s.planes[i],
+        const struct rope_args args = {v->s.step,     v->s.freqs[i],           v->s.planes[i],
                                        v->s.ropes[i], (uint)v->batch.n_tokens, (uint)(r->n_rot / 2),
                                        r->mscale};
         uint32_t n = vulkan_wide(v->batch.n_tokens * (r->n_rot / 2));
@@ -204,15 +205,6 @@ void vulkan_angles(struct vulkan *v)
     v->angles = true;
 }
 
-/* The logits go to host memory, where samplers read them. */
-static void copy_logits(struct vulkan *v, uint32_t width)
-{
-    VkCommandBuffer cmd = vulkan_cmd(v);
-    if (!cmd || !v->rows)
-        return;
-    vulkan_copy_to(v, cmd, v->s.logits, &v->logits, (size_t)v->rows * width * sizeof(float));
-}
-
 void vulkan_head(struct backend *be, const struct head *h)
 {
     struct vulkan *v = vulkan_self(be);
@@ -236,5 +228,4 @@ void vulkan_head(struct backend *be, const struct head *h)
                                              .ldx = width,
                                              .scale = or_one(h->scale),
                                              .softcap = h->softcap});
-    copy_logits(v, width);
 }

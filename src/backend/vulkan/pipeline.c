@@ -7,114 +7,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MODULE(name) static const uint32_t name##_words[] =
-/* clang-format off */
-MODULE(embed) {
-#include "embed.inc"
-};
-MODULE(norm) {
-#include "norm.inc"
-};
-MODULE(add) {
-#include "add.inc"
-};
-MODULE(rope) {
-#include "rope.inc"
-};
-MODULE(heads) {
-#include "heads.inc"
-};
-MODULE(attn) {
-#include "attn.inc"
-};
-MODULE(gate) {
-#include "gate.inc"
-};
-MODULE(act) {
-#include "act.inc"
-};
-MODULE(route) {
-#include "route.inc"
-};
-MODULE(combine) {
-#include "combine.inc"
-};
-MODULE(gather) {
-#include "gather.inc"
-};
-MODULE(scale) {
-#include "scale.inc"
-};
-MODULE(given) {
-#include "given.inc"
-};
-MODULE(conv) {
-#include "conv.inc"
-};
-MODULE(delta) {
-#include "delta.inc"
-};
-MODULE(ssm) {
-#include "ssm.inc"
-};
-MODULE(gnorm) {
-#include "gnorm.inc"
-};
-MODULE(half) {
-#include "half.inc"
-};
-MODULE(gemm_coop) {
-#include "gemm_coop.inc"
-};
-MODULE(group) {
-#include "group.inc"
-};
-MODULE(attn_join) {
-#include "attn_join.inc"
-};
-MODULE(spread) {
-#include "spread.inc"
-};
-MODULE(gemv) {
-#include "gemv.inc"
-};
-MODULE(gemm) {
-#include "gemm.inc"
-};
-/* clang-format on */
+#include "modules.h" /* written by the build: NAME_words of every shader */
 
-#define ENTRY(name)                                                                                \
-    {                                                                                              \
-#name, name##_words, sizeof name##_words                                                   \
-    }
 static const struct {
     const char *name;
     const uint32_t *words;
     size_t bytes;
-} modules[N_KERNELS] = {[KERNEL_EMBED] = ENTRY(embed),
-                        [KERNEL_NORM] = ENTRY(norm),
-                        [KERNEL_ADD] = ENTRY(add),
-                        [KERNEL_ROPE] = ENTRY(rope),
-                        [KERNEL_HEADS] = ENTRY(heads),
-                        [KERNEL_ATTN] = ENTRY(attn),
-                        [KERNEL_GATE] = ENTRY(gate),
-                        [KERNEL_ACT] = ENTRY(act),
-                        [KERNEL_ROUTE] = ENTRY(route),
-                        [KERNEL_COMBINE] = ENTRY(combine),
-                        [KERNEL_GATHER] = ENTRY(gather),
-                        [KERNEL_SCALE] = ENTRY(scale),
-                        [KERNEL_GIVEN] = ENTRY(given),
-                        [KERNEL_GEMV] = ENTRY(gemv),
-                        [KERNEL_GEMM] = ENTRY(gemm),
-                        [KERNEL_CONV] = ENTRY(conv),
-                        [KERNEL_DELTA] = ENTRY(delta),
-                        [KERNEL_SSM] = ENTRY(ssm),
-                        [KERNEL_GNORM] = ENTRY(gnorm),
-                        [KERNEL_HALF] = ENTRY(half),
-                        [KERNEL_GEMM_COOP] = ENTRY(gemm_coop),
-                        [KERNEL_SPREAD] = ENTRY(spread),
-                        [KERNEL_ATTN_JOIN] = ENTRY(attn_join),
-                        [KERNEL_GROUP] = ENTRY(group)};
+} modules[N_KERNELS] = {
+#define X(upper, name) [KERNEL_##upper] = {#name, name##_words, sizeof name##_words},
+    VULKAN_KERNELS(X)
+#undef X
+};
 
 enum { PUSH_BYTES = 128 };
 
@@ -139,6 +42,12 @@ void vulkan_pipelines_close(struct vulkan *v)
             vk.DestroyPipeline(v->device, all[i], NULL);
     if (v->layout)
         vk.DestroyPipelineLayout(v->device, v->layout, NULL);
+}
+
+bool vulkan_has_constants(enum vulkan_kernel k)
+{
+    return k == KERNEL_EMBED || k == KERNEL_ATTN || k == KERNEL_DELTA || k == KERNEL_SSM ||
+           k == KERNEL_GEMV || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP;
 }
 
 VkPipeline vulkan_pipeline(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b)

@@ -2,7 +2,6 @@
 #include "backend/vulkan/vulkan.h"
 #include "base/mem.h"
 #include "quant/kvblock.h"
-#include "sample/sampler.h"
 
 #include <string.h>
 
@@ -66,7 +65,7 @@ bool vulkan_supports(struct backend *be, const struct network *net, struct error
     return true;
 }
 
-static bool own(struct vulkan *v, uint64_t *to, size_t bytes, struct error *err)
+bool vulkan_own(struct vulkan *v, uint64_t *to, size_t bytes, struct error *err)
 {
     CHECK(v->n_owned < (int)(sizeof v->owned / sizeof *v->owned), "too many blocks");
     void *p = vulkan_alloc(&v->be, bytes, "working memory", err);
@@ -80,7 +79,7 @@ static bool own(struct vulkan *v, uint64_t *to, size_t bytes, struct error *err)
 static bool own_floats(struct vulkan *v, uint64_t *to, size_t rows, size_t ld, struct error *err)
 {
     *to = 0;
-    return rows * ld == 0 || own(v, to, rows * ld * sizeof(float), err);
+    return rows * ld == 0 || vulkan_own(v, to, rows * ld * sizeof(float), err);
 }
 
 /* The frequencies of each RoPE table, its planes as words, and room for the angles of a step's rows. */
@@ -190,17 +189,23 @@ static bool own_scratch(struct vulkan *v, struct error *err)
            own_floats(v, &s->logits, outs, (size_t)vulkan_logits_width(v), err);
 }
 
-/* Buffers that the host writes or reads in every step. */
+/* The step block and given rows, on the device and twice on the host. */
 static bool share_steps(struct vulkan *v, struct error *err)
 {
     const struct bounds *b = &v->bounds;
     size_t tokens = (size_t)b->max_tokens, seqs = (size_t)b->max_seqs, outs = (size_t)b->max_out;
     size_t words = STEP_WORDS + 10 * tokens + 6 * seqs + outs + seqs * (size_t)b->max_pages + 64;
     size_t given = (size_t)b->max_embeds * (size_t)network_embed_width(v->net) * sizeof(float);
-    return vulkan_share(v, &v->step, words * 4, true, err) &&
-           vulkan_share(v, &v->embeds, given, true, err) &&
-           vulkan_share(v, &v->logits, outs * (size_t)vulkan_logits_width(v) * sizeof(float), false,
-                        err);
+    size_t width = (size_t)vulkan_logits_width(v) * sizeof(float);
+    bool ok = vulkan_own(v, &v->s.step, words * 4, err) && vulkan_own(v, &v->s.embeds, given, err);
+    for (int i = 0; i < 2 && ok; i++) {
+        struct vulkan_flight *f = &v->flights[i];
+        f->sampled = mem_zalloc(outs + 1, sizeof *f->sampled);
+        ok = vulkan_share(v, &f->step, words * 4, false, err) &&
+             vulkan_share(v, &f->embeds, given, false, err) &&
+             (v->net->head.w || vulkan_share(v, &f->vectors, outs * width, false, err));
+    }
+    return ok && vulkan_sample_prepare(v, err);
 }
 
 void vulkan_unprepare(struct vulkan *v)
@@ -209,15 +214,19 @@ void vulkan_unprepare(struct vulkan *v)
     for (int i = 0; i < v->n_owned; i++)
         vulkan_free(&v->be, v->owned[i], v->owned_bytes[i]);
     v->n_owned = 0;
-    vulkan_unshare(v, &v->step);
-    vulkan_unshare(v, &v->embeds);
-    vulkan_unshare(v, &v->logits);
+    for (int i = 0; i < 2; i++) {
+        struct vulkan_flight *f = &v->flights[i];
+        struct vulkan_shared *all[] = {&f->step, &f->embeds, &f->settings, &f->results,
+                                       &f->vectors};
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            vulkan_unshare(v, all[k]);
+        mem_free(f->sampled);
+        f->sampled = NULL;
+    }
+    mem_free(v->logits_row);
     mem_free(v->s.ropes);
-    mem_free(v->sampled);
-    mem_free(v->told);
+    v->logits_row = NULL;
     v->s = (struct vulkan_scratch){0};
-    v->sampled = NULL;
-    v->told = NULL;
 }
 
 /* Two tokens' scales may share a word, but not two tiles'. */
@@ -248,18 +257,14 @@ bool vulkan_prepare(struct backend *be, const struct network *net, const struct 
     v->parallel = false;
     for (int i = 0; i < net->n_layers; i++)
         v->parallel |= net->layers[i].mixer.block.parallel || net->layers[i].mlp.block.parallel;
-    v->sampled = mem_zalloc((size_t)bounds->max_out + 1, sizeof *v->sampled);
-    v->told = mem_zalloc((size_t)bounds->max_out + 1, sizeof *v->told);
     if (!cache_fits(bounds, net, err) || !own_scratch(v, err) || !share_steps(v, err) ||
         !put_ropes(v, err))
         return false;
     uint32_t k = vulkan_cache_format(bounds->k_type), t = vulkan_cache_format(bounds->v_type);
     vulkan_pipeline(v, KERNEL_ATTN, k, t);
-    for (enum vulkan_kernel i = KERNEL_NORM; i < KERNEL_GEMV; i++)
-        if (i != KERNEL_ATTN && i != KERNEL_DELTA && i != KERNEL_SSM)
+    for (enum vulkan_kernel i = 0; i < N_KERNELS; i++)
+        if (!vulkan_has_constants(i) && (i != KERNEL_HALF || v->coop))
             vulkan_pipeline(v, i, 0, 0);
-    if (v->coop)
-        vulkan_pipeline(v, KERNEL_HALF, 0, 0);
     if (v->failed && err)
         *err = v->error;
     return !v->failed;

@@ -7,6 +7,8 @@
  *  2. Every dispatch waits for those before it, except between vulkan_apart(true) and vulkan_apart(false).
  *  3. The first failure is kept; nothing is submitted after it.
  *  4. Limits of the device are read when it is opened. Nothing assumes a width of subgroups.
+ *  5. Two steps may be in flight (struct vulkan_flight). The host writes a step's block to its flight; the device copies it
+ *     to the block that kernels read when the step begins.
  */
 #ifndef STEEL_BACKEND_VULKAN_H
 #define STEEL_BACKEND_VULKAN_H
@@ -17,32 +19,23 @@
 
 #include <pthread.h>
 
+/* clang-format off */
+/* The kernels: shaders/NAME.comp. */
+#define VULKAN_KERNELS(X)                                                                          \
+    X(EMBED, embed) X(NORM, norm) X(ADD, add) X(ROPE, rope) X(HEADS, heads) X(ATTN, attn)          \
+    X(ATTN_JOIN, attn_join) X(GATE, gate) X(ACT, act) X(ROUTE, route) X(COMBINE, combine)          \
+    X(GATHER, gather) X(SCALE, scale) X(GIVEN, given) X(CONV, conv) X(DELTA, delta) X(SSM, ssm)    \
+    X(GNORM, gnorm) X(GEMV, gemv) X(GEMM, gemm) X(HALF, half) X(GROUP, group) X(SPREAD, spread)    \
+    X(GEMM_COOP, gemm_coop) X(SAMPLE_PROBS, sample_probs) X(SAMPLE_MASK, sample_mask)              \
+    X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
+    X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw)
+/* clang-format on */
+
 enum vulkan_kernel {
-    KERNEL_EMBED,
-    KERNEL_NORM,
-    KERNEL_ADD,
-    KERNEL_ROPE,
-    KERNEL_HEADS,
-    KERNEL_ATTN,
-    KERNEL_ATTN_JOIN,
-    KERNEL_GATE,
-    KERNEL_ACT,
-    KERNEL_ROUTE,
-    KERNEL_COMBINE,
-    KERNEL_GATHER,
-    KERNEL_SCALE,
-    KERNEL_GIVEN,
-    KERNEL_CONV,
-    KERNEL_DELTA,
-    KERNEL_SSM,
-    KERNEL_GNORM,
-    KERNEL_GEMV,
-    KERNEL_GEMM,
-    KERNEL_HALF,
-    KERNEL_GROUP,
-    KERNEL_SPREAD,
-    KERNEL_GEMM_COOP,
-    N_KERNELS
+#define X(upper, name) KERNEL_##upper,
+    VULKAN_KERNELS(X)
+#undef X
+        N_KERNELS
 };
 
 /* A piece of device memory that allocations are cut from; large allocations have one of their own. */
@@ -70,6 +63,21 @@ struct vulkan_recording {
 };
 enum { VULKAN_RECORDINGS = 64, VULKAN_STAMPS = 1024 };
 
+/* One of two steps in flight: what the host writes for it and reads from it. */
+struct vulkan_flight {
+    struct vulkan_shared step, embeds; /* step block; given rows */
+    struct vulkan_shared settings;     /* of samplers (sample.c) */
+    struct vulkan_shared results;      /* chosen tokens and log-probabilities */
+    struct vulkan_shared vectors;      /* head's rows, for networks without head.w */
+    VkCommandBuffer load_cmd, step_cmd, tail_cmd;
+    VkFence fence;
+    const struct vulkan_recording *used; /* the recording that the step replays or made */
+    size_t words, n_embeds;              /* of the step block; given rows */
+    int n_out;
+    bool loaded, fenced; /* the copy of the block is submitted; the fence is */
+    bool *sampled;       /* (max_out) the row has a sampler */
+};
+
 /* One row range of a weight, all of one format. Rows are row_words words long (pack.c). */
 struct vulkan_segment {
     uint32_t format, rows, first, row_words, tail, group_len;
@@ -96,8 +104,11 @@ struct product {
 struct vulkan_scratch {
     uint64_t x, n, y, before, qkv, q, a, gate, hidden, part, sum, narrow;
     uint64_t router, chosen, weights, logits;
-    uint64_t parts;            /* sums of attention over splits of the keys */
-    uint64_t groups;           /* the rows of each expert (shaders/tiles.glsl) */
+    uint64_t step, embeds;            /* the step block and the given rows of the current step */
+    uint64_t tokens;                  /* (max_out) the tokens chosen last */
+    uint64_t sampling, edited, norms; /* sample.c */
+    uint64_t parts;                   /* sums of attention over splits of the keys */
+    uint64_t groups;                  /* the rows of each expert (shaders/tiles.glsl) */
     uint64_t half, half_scale; /* a product's inputs as fp16, and what their rows were divided by */
     uint32_t ld_half;
     uint64_t absorbed, summed; /* latent attention: queries and sums of latents, of every head */
@@ -106,9 +117,12 @@ struct vulkan_scratch {
     uint32_t ld_x, ld_qkv, ld_heads, ld_hidden, ld_gate, ld_expert;
 };
 
-struct vulkan_pick_count {
-    uint64_t runs;
+/* Offsets within a flight's settings and results. */
+struct sampling_layout {
+    size_t edits_at, masks_at, probs_at;
+    int max_edits, mask_words;
 };
+
 enum {
     VULKAN_MAX_PICKS = 16,
     VULKAN_CONSTANTS = 33
@@ -151,19 +165,19 @@ struct vulkan {
     size_t owned_bytes[64];
     int n_owned;
 
-    /* the step */
+    /* the step begun last */
     struct batch batch;
-    struct vulkan_shared step, embeds,
-        logits;                    /* step block; given rows; logits of the output rows */
-    int32_t *sampled;              /* (max_out) */
-    struct sample_probs *told;     /* (max_out) */
-    VkCommandBuffer step_cmd, cmd; /* cmd: being recorded or to be submitted; NULL = none */
+    struct vulkan_flight flights[2];
+    uint64_t n_begun, n_ended;
+    struct sampling_layout sampling;
+    float *logits_row;   /* (n_vocab) of a row that the host samples */
+    VkCommandBuffer cmd; /* being recorded or to be submitted; NULL = none */
     VkFence fence;
     struct vulkan_recording recordings[VULKAN_RECORDINGS];
     struct vulkan_recording *keep; /* the recording that cmd becomes */
     uint64_t shape;                /* of the current step */
     int next_recording, rows;      /* rows: of the stream */
-    bool narrow, in_flight, apart, dirty, begun, replayed;
+    bool narrow, apart, dirty, replayed;
     bool parallel;               /* a block reads the stream that the one before read */
     const struct block *pending; /* its result is not added to the stream yet; NULL = none */
     bool grouped;                /* the layer's rows are listed by expert */
@@ -216,6 +230,9 @@ void vulkan_unshare(struct vulkan *v, struct vulkan_shared *s);
 /* Enqueues a copy of device memory to host memory, after what was dispatched. */
 void vulkan_copy_to(struct vulkan *v, VkCommandBuffer cmd, uint64_t from,
                     const struct vulkan_shared *to, size_t bytes);
+/* The other way, before what is dispatched next. */
+void vulkan_copy_from(struct vulkan *v, VkCommandBuffer cmd, const struct vulkan_shared *from,
+                      uint64_t to, size_t bytes);
 size_t vulkan_heap(VkPhysicalDevice d, size_t *used); /* bytes of the device's own memory */
 
 /* pipeline.c */
@@ -223,6 +240,7 @@ bool vulkan_pipelines_open(struct vulkan *v, struct error *err);
 void vulkan_pipelines_close(struct vulkan *v);
 /* Makes the pipeline of a kernel with its two constants, unless it is there. */
 VkPipeline vulkan_pipeline(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b);
+bool vulkan_has_constants(enum vulkan_kernel k);
 /* Enqueues x * y * z workgroups. args: push constants. */
 void vulkan_run(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b, const void *args,
                 size_t bytes, uint32_t x, uint32_t y, uint32_t z);
@@ -243,6 +261,8 @@ bool vulkan_supports(struct backend *be, const struct network *net, struct error
 bool vulkan_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
                     struct error *err);
 void vulkan_unprepare(struct vulkan *v);
+/* Device memory until unprepare. */
+bool vulkan_own(struct vulkan *v, uint64_t *to, size_t bytes, struct error *err);
 
 /* step.c */
 VkCommandBuffer vulkan_cmd(struct vulkan *v); /* where ops record */
@@ -251,11 +271,19 @@ void vulkan_begin(struct backend *be, const struct batch *b);
 bool vulkan_replay(struct backend *be, uint64_t key);
 void vulkan_launch(struct backend *be);
 bool vulkan_end(struct backend *be, int32_t *tokens, struct error *err);
-void vulkan_sample(struct backend *be, struct sampler *const *samplers);
-void vulkan_probs(struct backend *be, int row, struct sample_probs *out);
 void vulkan_logits(struct backend *be, int row, float *host);
 void vulkan_forget_recordings(struct vulkan *v);
+struct vulkan_flight *vulkan_flight(struct vulkan *v); /* of the step begun last */
+/* Commands after a step's network, which are not part of its recording. */
+bool vulkan_tail_begin(struct vulkan *v);
+void vulkan_tail_submit(struct vulkan *v);
 extern const struct stream_ops vulkan_stream;
+
+/* sample.c */
+bool vulkan_sample_prepare(struct vulkan *v, struct error *err);
+void vulkan_sample(struct backend *be, struct sampler *const *samplers);
+void vulkan_probs(struct backend *be, int row, struct sample_probs *out);
+int32_t vulkan_token(const struct vulkan_flight *f, int row); /* after end; -1 = none */
 
 /* timing.c: what is enqueued from here on belongs to a stage (enum stage), if there is a profile. */
 bool vulkan_timing_open(struct vulkan *v);

@@ -82,7 +82,7 @@ struct product_args {
 
 /* x[r] = scale * row of the table, or a given row, or zeros; add: x[r] += row `index`[r] + offset. */
 struct embed_args {
-    ADDRESS w, x, perm, grid, step, embeds;
+    ADDRESS w, x, perm, grid, step, embeds, chosen; /* chosen: the tokens of the step before */
     uint n_in, row_words, tail, rows, ldx, group_len, index, n_table;
     int first, n_vocab, offset, add;
     float scale;
@@ -243,4 +243,35 @@ struct group_args {
 struct spread_args {
     ADDRESS x, weights, to;
     uint width, rows, n_used, ld;
+};
+
+/* Sampling. Words of what the kernels share of a row: the best logit of each part of the row (key, token), the weight of
+ * each part's candidates (two words), candidates by bucket of logits, the number of all candidates, and the list of the
+ * best ones (key, token) with its length. */
+#define SAMPLE_PARTS   32
+#define SAMPLE_BUCKETS 1024
+#define SAMPLE_LIST    1024
+#define SAMPLE_BEST    0
+#define SAMPLE_MASS    64
+#define SAMPLE_HIST    128
+#define SAMPLE_ALL     1152
+#define SAMPLE_LISTED  1153
+#define SAMPLE_TOKENS  1154
+#define SAMPLE_ROW     3202
+
+/* What a row's sampler asks for. Fractions are in units of 2^-32. */
+struct row_sampler {
+    uint draws, top_k, random, top_p; /* top_k, top_p: 0 = off */
+    float temp, log_floor;            /* candidates: logits from the largest + log_floor on */
+    int n_top;                        /* -1 = no log-probabilities */
+    uint n_edits, edits_at, masked, by_host; /* by_host: nothing is done for the row */
+};
+
+/* struct logit_edit and struct sample_probs as words: token, bias, repeat, less; logprob, n_top, (token, logprob)... */
+#define EDIT_WORDS  4
+#define PROBS_WORDS 42
+
+struct sample_args {
+    ADDRESS logits, samplers, edits, masks, raw, norms, state, tokens, chosen, probs;
+    uint n_vocab, rows, mask_words;
 };

@@ -11,6 +11,8 @@ void main()
         Ints step = Ints(p.step);
         Floats x = floats(p.x, uint64_t(t) * p.ldx);
         int token = step.v[step.v[p.index] + t];
+        if (p.index == STEP_TOKENS && token < 0) /* not known to the host when the step began */
+            token = Ints(p.chosen).v[-1 - token];
         if (p.index == STEP_TOKENS && token >= p.n_vocab) { /* a given row */
             Floats from = floats(p.embeds, uint64_t(token - p.n_vocab) * p.embed_width);
             for (uint i = TID; i < p.n_in; i += THREADS)
