@@ -824,6 +824,51 @@ static void test_held(void **state)
 
 /* What masks cost a client is taken from its prompts' share while others want it, down to a chunk, and from the
  * step's time. */
+/* Draws that take the host long: beside a client whose draws are cheap, those that fit take turns. Alone, or among clients who all
+ * draw much, nobody waits. */
+static void test_draws(void **state)
+{
+    (void)state;
+    enum { COSTLY = 12 };
+    for (int cheap = 0; cheap < 2; cheap++) {
+        struct world w;
+        struct seq *q[COSTLY + 1];
+        world_open(&w, 256, 0, true);
+        for (int i = 0; i <= COSTLY; i++) {
+            q[i] = seq_new_for(&w, i ? 1 : 2, 3, 100 * i);
+            q[i]->draw_ns = i || !cheap ? 400e3 : 40e3;
+        }
+        for (int k = 0; k < 40 && w.s.n_decode < COSTLY + 1; k++)
+            step(&w, 7);
+        assert_int_equal(w.s.n_decode, COSTLY + 1); /* nothing is known of the time beside draws */
+        scheduler_drew(&w.s, 4e6, 4e6 / 4, 4e6 / 4);
+        for (int k = 0; k < 100; k++)
+            scheduler_drew(&w.s, 4e6 + 1e6, 1e6, 1e6); /* room for two of them */
+        int before[COSTLY + 1], n = 0;
+        for (int i = 0; i <= COSTLY; i++)
+            before[i] = q[i]->n_tokens;
+        for (int k = 0; k < 6; k++) {
+            step(&w, 7);
+            n += w.s.n_decode;
+        }
+        assert_int_equal(n, cheap ? 6 * 3 : 6 * (COSTLY + 1));
+        for (int i = 0; i <= COSTLY; i++)
+            assert_int_equal(q[i]->n_tokens - before[i], cheap && i ? 1 : 6);
+        for (int k = 0; k < 100; k++)
+            scheduler_drew(&w.s, 4.2e6 + 0.25e6, 0.25e6, 1e6); /* four threads draw: room for ten */
+        step(&w, 7);
+        assert_int_equal(w.s.n_decode, cheap ? 11 : COSTLY + 1);
+        q[1]->draw_ns = 100e6; /* more than the room: alone in its turn, and it has one */
+        int at = q[1]->n_tokens;
+        for (int k = 0; k < 3 * COSTLY && q[1]->n_tokens == at; k++)
+            step(&w, 7);
+        assert_int_equal(q[1]->n_tokens, at + 1);
+        for (int i = 0; i <= COSTLY; i++)
+            seq_end(&w, q[i]);
+        world_close(&w);
+    }
+}
+
 static void test_debt(void **state)
 {
     (void)state;
@@ -1010,6 +1055,7 @@ int main(void)
         cmocka_unit_test(test_clients_pages), cmocka_unit_test(test_clients_read),
         cmocka_unit_test(test_clients_bound), cmocka_unit_test(test_clients_pass),
         cmocka_unit_test(test_held),          cmocka_unit_test(test_debt),
+        cmocka_unit_test(test_draws),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

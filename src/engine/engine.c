@@ -111,8 +111,27 @@ static bool has_inbox(struct engine *e)
 static void sample_step(struct engine *e, struct engine_step *f)
 {
     choices_prepare(e, f);
+    int64_t start = clock_ns();
     step_sample(e->rt->step);
+    f->draw_ns = e->rt->be->async ? 0 : clock_ns() - start;
     f->sampled = true;
+}
+
+/* What the host's draws of a step have cost. Those of a device are the device's. */
+static void learn_draws(struct engine *e, const struct engine_step *f, int64_t ns)
+{
+    double sum = 0;
+    for (int i = 0; i < f->n; i++) {
+        struct choice *c = (struct choice *)f->seqs[i];
+        if (!c || !f->items[i].sampler)
+            continue;
+        c->seq.draw_ns = sampler_draw_ns(c->sampler);
+        sum += c->seq.draw_ns;
+        if (seq_draws_much(&c->seq))
+            scheduler_charge(&e->sched, &c->seq, (int64_t)c->seq.draw_ns);
+    }
+    if (!f->n_read && !f->n_forced)
+        scheduler_drew(&e->sched, (double)ns, (double)f->draw_ns, sum);
 }
 
 /* Starts the next step before the current one has ended, so that the device never waits for the host. Its input tokens
@@ -348,6 +367,8 @@ static void finish_step(struct engine *e)
             kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.kv.n_tokens - 1);
         c->reread = false;
     }
+    if (ok && !e->rt->be->async)
+        learn_draws(e, f, ns);
     if (ok && e->spec.opt.from && !reads && !f->records)
         draft_learn(&e->spec, f->items, f->n, f->follows, ns + gap);
     if (ok && !f->follows)

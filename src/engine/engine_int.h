@@ -59,7 +59,7 @@ struct engine_step {
     bool sampled;                      /* step_sample was called; false: its samplers must wait */
     bool records;                      /* the backend recorded it: its time is no measure */
     int n, n_decode, n_read, n_forced; /* n 0 = none */
-    int64_t start_ns;
+    int64_t start_ns, draw_ns;         /* draw_ns: the host's draws */
 };
 
 /* Work of another thread for the engine's thread: engine_call. */

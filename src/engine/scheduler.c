@@ -11,9 +11,13 @@ enum {
         64, /* up to this many forced tokens are read at once; more are read like a prompt */
     CHARGE_FREE = 4, /* masks may take 1 / CHARGE_FREE of a client's time in steps */
     IDLE_FACTOR = 4, /* a step without decodes delays nobody and may take this much longer */
+    DRAW_SHARE = 4,  /* see scheduler.h, 10 */
     LATE_SHARE =
         4, /* 1 / LATE_SHARE of a client's prompt tokens is for prompts that miss their target */
 };
+
+/* A draw from 151,936 tokens takes 0.04 ms with a small top-k, 0.4 ms without. */
+static const double COSTLY_DRAW_NS = 100e3;
 
 /* The automatic budget. With much less, prompt chunks get so small that a mixture of experts runs at half its speed or
  * worse. With much more, inter-token latency of other sequences suffers. */
@@ -413,12 +417,62 @@ static void plan_item(struct scheduler *s, struct step_item *items, struct seq *
                                                .token = -1};
 }
 
+static bool decodes(const struct seq *q)
+{
+    return readable(q) && seq_unread(q) == 1;
+}
+
+bool seq_draws_much(const struct seq *q)
+{
+    return q->draw_ns > COSTLY_DRAW_NS;
+}
+
+/* Chooses the sequences that sit this step out because of their draws, in turn from the one after s->drew. */
+static void plan_rests(struct scheduler *s)
+{
+    double room = s->net_ns / DRAW_SHARE, all = 0, taken = 0;
+    bool others = false;
+    for (struct seq *q = s->running.first; q; q = q->next)
+        q->rests = q->of->draws = false;
+    for (struct seq *q = s->running.first; q; q = q->next)
+        if (decodes(q) && seq_draws_much(q)) {
+            q->of->draws = true;
+            all += q->draw_ns * s->draw_scale;
+        }
+    for (const struct seq *q = s->running.first; q && !others; q = q->next)
+        others = decodes(q) && !q->of->draws;
+    if (!others || all <= room)
+        return;
+    uint64_t after = s->drew;
+    bool full = false;
+    for (int pass = 0; pass < 2; pass++)
+        for (struct seq *q = s->running.first; q; q = q->next) {
+            if (!decodes(q) || !seq_draws_much(q) || (q->age > after) != (pass == 0))
+                continue;
+            double ns = q->draw_ns * s->draw_scale;
+            full = full || (taken > 0 && taken + ns > room);
+            q->rests = full;
+            if (!full) {
+                taken += ns;
+                s->drew = q->age;
+            }
+        }
+}
+
+void scheduler_drew(struct scheduler *s, double ns, double wall_ns, double sum_ns)
+{
+    enum { MEAN_OF = 8 };
+    double net = ns > wall_ns ? ns - wall_ns : 0, scale = sum_ns > wall_ns ? wall_ns / sum_ns : 1;
+    s->net_ns = s->net_ns > 0 ? s->net_ns + (net - s->net_ns) / MEAN_OF : net;
+    s->draw_scale += ((sum_ns > 0 ? scale : 0) - s->draw_scale) / MEAN_OF;
+}
+
 /* Plans every decode. If one needs a page and none is free, the youngest sequence is preempted. */
 static int plan_decodes(struct scheduler *s, struct step_item *items)
 {
     int taken = 0;
     for (struct seq *q = s->running.first, *next; q; q = next) {
-        if (readable(q) && (seq_unread(q) == 1 || is_forced(s, q))) {
+        if (!q->rests && (decodes(q) || is_forced(s, q))) {
             bool need = q->kv.n_tokens == q->kv.n_pages * s->kv->page_len;
             while (need && taken + 1 > kvcache_available(s->kv) && s->running.last != q)
                 preempt(s, s->running.last); /* younger than q: not planned yet */
@@ -682,6 +736,7 @@ int scheduler_plan(struct scheduler *s, struct step_item *items)
             reuse_attach(s, q);
         count_cached(s, q, before);
     }
+    plan_rests(s);
     s->singly = forced_singly(s);
     s->n_spare = s->limits.max_out - s->running.n;
     int taken = plan_decodes(s, items);

@@ -31,6 +31,8 @@
  *     alone exceeds it; and a step's prompt part is what fits beside its decodes. With a target of the time to the first
  *     token, a client's prompts are read in order of arrival. Those that will miss it leave all but a part to the others.
  *     Where the targets conflict, the inter-token target wins: a prompt waits rather than delay those that decode.
+ * 10. Draws on the host are part of a step's time. Where a client decodes whose draws cost little, the costly draws of
+ *     others take at most 1 / DRAW_SHARE of a step, or one of them a step. Their sequences take turns.
  */
 #ifndef STEEL_ENGINE_SCHEDULER_H
 #define STEEL_ENGINE_SCHEDULER_H
@@ -53,6 +55,7 @@ struct seq {
     bool no_cache;   /* uses no page of the index, but its own pages are indexed */
     bool held;       /* its last token is not read: what may follow it is not known yet (masks.h) */
     uint64_t client; /* clients share the machine evenly; 0 is a client like the others */
+    double draw_ns;  /* of one draw of its tokens on the host; 0 = the device draws */
     double arrived_ns; /* by the clock of scheduler.now_ns; for the target of its first token */
     int n_draft; /* draft tokens after the last one, for the next step to verify; seq_append drops them */
     bool all_rows; /* logits of every prompt token are wanted; no_cache is set too */
@@ -81,6 +84,7 @@ struct seq {
     int64_t forgone; /* prompt tokens that this one could have read meanwhile */
     bool impatient;  /* has waited too long and waits no more */
     bool running;
+    bool rests;   /* takes no part in the current step: invariant 10 */
     bool entered; /* has been admitted before */
     int n_cached; /* prompt tokens taken from the cache at its first admission */
     int n_preempted;
@@ -101,6 +105,7 @@ struct seq_client {
     uint64_t read;            /* turn in which one of its prompts was last read */
     double debt_ns; /* CPU time beside the steps, not paid yet at debt_at: scheduler_charge */
     double debt_at; /* scheduler.elapsed_ns, then */
+    bool draws;     /* in the current step: one of its sequences has costly draws */
     int turn;       /* rotates over its prompts */
     int n_readers, at, share; /* in the current step: prompts, index in readers, tokens */
     int64_t need;             /* unread tokens of its prompts */
@@ -131,6 +136,10 @@ struct scheduler {
     bool records;      /* the backend records steps of decodes alone, which makes them cheaper */
     double elapsed_ns; /* time of all steps */
     double mask_ns;    /* part of the next step's time that masks will take; set by the caller */
+    double net_ns;     /* time of a step of decodes, less its draws; 0 = unknown */
+    double
+        draw_scale; /* the share of the draws' time that a step takes for them: threads divide it */
+    uint64_t drew;  /* age of the last sequence whose costly draw took part */
     uint64_t entries, reads;     /* turns of admission and of reading so far */
     struct seq_client **reading; /* (max_seqs) scratch: clients with prompts to read */
     struct step_cost cost;
@@ -197,8 +206,13 @@ void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, 
 /* Indexes the pages of a sequence that leaves before its step is committed. It has no unverified drafts. */
 void scheduler_index(struct scheduler *s, struct seq *q);
 
+/* Whether its draws on the host are costly (10). */
+bool seq_draws_much(const struct seq *q);
+/* The host's draws in a step of `ns`: they took `wall_ns` of it, and `sum_ns` one after another. */
+void scheduler_drew(struct scheduler *s, double ns, double wall_ns, double sum_ns);
+
 /* The learned costs, for tests and metrics. */
-/* Charges a sequence's client with CPU time that its masks took. A client may use a part of a core
+/* Charges a sequence's client with CPU time that its masks or draws took. A client may use a part of a core
  * (CHARGE_FREE); what it uses beyond that is its debt, which prompts of other clients gain. */
 void scheduler_charge(struct scheduler *s, struct seq *q, int64_t ns);
 double scheduler_debt_ns(const struct scheduler *s, const struct seq *q);

@@ -3,6 +3,7 @@
 #include "sample/sampler.h"
 #include "sample/draw.h"
 #include "sample/sample_chain.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/mem.h"
 
@@ -30,6 +31,7 @@ struct sampler {
     float *edited;              /* (n_vocab) edited copy if raw logits are needed; else NULL */
     uint64_t counter;
     uint64_t expected;                   /* tokens picked but not accepted yet */
+    double draw_ns;                      /* sampler_draw_ns */
     struct sample_constraint constraint; /* state NULL = none */
     uint32_t *mask;                      /* bits of the tokens allowed next */
     bool masked;                         /* mask is up to date */
@@ -429,6 +431,11 @@ bool sampler_has_memory(const struct sampler *s)
            (s->chain && sample_chain_has_memory(s->chain));
 }
 
+double sampler_draw_ns(const struct sampler *s)
+{
+    return s->draw_ns;
+}
+
 void sampler_expect(struct sampler *s)
 {
     s->expected++;
@@ -608,8 +615,10 @@ int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *prob
 
 int32_t sampler_pick_at(struct sampler *s, uint64_t draw, float *logits, struct sample_probs *probs)
 {
+    enum { MEAN_OF = 4 };
     struct scan raw, own;
     sampler_prepare(s);
+    int64_t start = clock_ns();
     bool edited = edits_any(s), wanted = s->p.logprobs;
     float *l = logits;
     CHECK(!wanted || probs, "a place for log-probabilities");
@@ -627,5 +636,6 @@ int32_t sampler_pick_at(struct sampler *s, uint64_t draw, float *logits, struct 
         probs->n_top = n < s->n_vocab ? n : s->n_vocab;
         probs->logprob = scan_logprobs(&raw, logits, token, probs->top, probs->n_top);
     }
+    s->draw_ns += ((double)(clock_ns() - start) - s->draw_ns) / MEAN_OF;
     return token;
 }

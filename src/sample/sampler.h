@@ -190,6 +190,8 @@ int sampler_edits(const struct sampler *s, struct logit_edit *out, int max);
 /* Uniform in [0, 1) for draw number `counter` of `seed`. Device samplers use the same function. */
 float sampler_uniform(uint64_t seed, uint64_t counter);
 uint64_t sampler_counter(const struct sampler *s); /* number of draws so far = tokens generated */
+/* The time of a draw on the host, a running mean; 0 = the host has drawn none. */
+double sampler_draw_ns(const struct sampler *s);
 /* Announces that a picked token will be accepted later. The next draw uses the following
  * counter. */
 void sampler_expect(struct sampler *s);
