@@ -1,20 +1,24 @@
 #!/bin/sh
 # arm.sh [CPU...]: builds for aarch64 with Debian's cross compiler and runs tests under qemu-user, once for each CPU that it
-# emulates (by default one for each set of kernels: max has i8mm, neoverse-n1 dotprod, cortex-a53 neon).
-# PACKAGES=1: `make dist` and `make deb`, too (default without NAMES). NAMES="..." chooses tests by name, NAMES=logits the
-# comparison of the sets' logits; ALL=1: every test that this can emulate, not only the usual list. SMALL=1: what CI has time
-# for, tests of kernels, and no more is built.
+# emulates (by default one for each set of kernels: max has i8mm, neoverse-n1 dotprod, cortex-a53 neon). On the first CPU run
+# KERNELS and ONCE, on the others KERNELS. Tests run with fewer shapes (tests/size.h); WHOLE=1 runs them whole.
+# PACKAGES=1: `make dist` and `make deb`, too (default without NAMES). NAMES="..." chooses tests by name, for every CPU;
+# NAMES=logits the comparison of the sets' logits; NAMES=none only builds. ALL=1: every test that this can emulate, not only
+# the usual lists. SMALL=1: what CI has time for, tests of kernels, and no more is built. JOBS: tests at a time, one per
+# core by default.
 # A program is run through a script of its name in build-aarch64-linux-gnu/CPU, which is the build folder for tests/run.sh:
 # nothing has to be registered with the kernel. So a program cannot start itself: tests of that are in NOT_HERE.
 CROSS=aarch64-linux-gnu
 B=build-$CROSS
 CPUS=${*:-max neoverse-n1 cortex-a53}
-# Products, attention, mixers and quantisers; whole models against golden logits; the server and its clients; files and commands.
-USUAL="test_ops test_ops_suite test_attention test_golden test_invariance test_ref test_pick test_pack test_quant test_quantize
-    test_lora test_vision test_mtp test_embed test_draft test_draft_model test_together test_pool test_mem test_sampler test_kvcache test_tensorfile
-    test_layout test_image test_tokenizer_parts test_grammar test_hostile test_canary test_scheduler test_api test_endpoints
-    test_http test_server test_clients test_completions test_responses test_template test_tokenize test_variants
-    test_sampling_flags test_demo_logits test_unigram"
+# What the set of kernels changes: products, attention, mixers, packing and quantisers; whole models against golden logits;
+# images, adapters and drafts; the server and its clients.
+KERNELS="test_ops test_ops_suite test_attention test_golden test_invariance test_pick test_quant test_pack test_quantize
+    test_lora test_vision test_embed test_mtp test_together test_demo_logits test_server test_clients"
+# What plain C computes, the same on all of them: the reference, engine and cache, text, files, protocols, commands.
+ONCE="test_ref test_draft test_draft_model test_pool test_mem test_sampler test_kvcache test_tensorfile test_layout test_image
+    test_tokenizer_parts test_grammar test_hostile test_canary test_scheduler test_api test_endpoints test_http
+    test_completions test_responses test_template test_tokenize test_variants test_sampling_flags test_unigram"
 # Start themselves again, compile for or install on this machine, read files of Steel's own process, use MPI or a GPU, measure,
 # or run no program of Steel's.
 NOT_HERE="test_launch test_pull test_install test_examples test_deb test_docker test_ranks.* test_cuda_faults test_faults.* test_bench
@@ -46,10 +50,10 @@ scripts() { # CPU
     done
 }
 
-# The tests' names, without what NOT_HERE has.
-names() {
+# The names of the tests for a CPU, without what NOT_HERE has.
+names() { # CPU
     [ -n "$NAMES" ] && echo $NAMES && return
-    [ -z "$ALL" ] && echo $USUAL && return
+    [ -z "$ALL" ] && echo $KERNELS $([ "$1" != "${CPUS%% *}" ] || echo $ONCE) && return
     for t in tests/test_*.sh tests/test_*.py $B/tests/test_*; do
         t=$(basename "$t")
         echo "${t%.*}"
@@ -60,7 +64,9 @@ for cpu in $([ "$NAMES" = none ] || echo $CPUS); do
     scripts "$cpu"
     [ "$NAMES" = logits ] && continue
     echo "== aarch64, $cpu"
-    NAMES=$(names) JOBS=${JOBS:-1} nice -n ${NICE:-10} sh tests/run.sh "$B/$cpu" || failed=1
+    size=$([ "$cpu" = "${CPUS%% *}" ] && echo 1 || echo kernels)
+    NAMES=$(names "$cpu") JOBS=${JOBS:-$(nproc)} STEEL_TEST_SMALL=$([ -n "$WHOLE" ] || echo $size) \
+        nice -n ${NICE:-10} sh tests/run.sh "$B/$cpu" || failed=1
 done
 # Every set of kernels gives the same logits, to the bit: 96 tokens of the demo model in formats of one and two input codes.
 same_logits() {

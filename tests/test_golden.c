@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "golden.h"
+#include "size.h"
 
 #define MODELS GOLDEN "models/"
 
@@ -169,8 +170,9 @@ static void check_adapted_reference(const char *path, const char *adapter, const
                                     const struct logits *g)
 {
     const int chunks[] = {0, 1, 7};
+    int n = test_kernels_alone() ? 0 : test_small() ? 1 : 3;
     setenv("STEEL_ISA", "ref", 1);
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < n; k++) {
         struct logits mine = logits_adapted(path, adapter, g, chunks[k], DT_F32);
         double diff = logits_max_diff(g, &mine);
         print_message("%-28s chunk %d: largest difference %.2g\n", name, chunks[k], diff);

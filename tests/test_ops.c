@@ -9,6 +9,7 @@
 #include "base/cpu.h"
 #include "base/mem.h"
 #include "isas.h"
+#include "size.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -221,7 +222,7 @@ static void fill_random(float *x, int rows, int n_in)
         x[i] = uniform(-1, 1) * uniform(0, 1) * 3.0f;
 }
 
-enum { MAX_ROWS = 150 };
+enum { MAX_ROWS = 150, SMALL_ROWS = 33 };
 
 /* A network of nothing but one layer's mlp and a head, and a step of `rows` rows, all of them out. */
 struct rig {
@@ -357,28 +358,32 @@ static void check_linear(const struct made *m, const char *name)
 {
     const struct raw_weight *raw = &m->w;
     size_t n_in = (size_t)raw->n_in, n_out = (size_t)raw->n_out;
+    const int most = test_small() ? SMALL_ROWS : MAX_ROWS;
+    const size_t n_all = (size_t)most * n_out;
     float *grid = floats(MAX_ROWS * n_in), *x = floats(MAX_ROWS * n_in);
     float *want_grid = floats(MAX_ROWS * n_out), *want = floats(MAX_ROWS * n_out);
     float *norm_grid = floats(MAX_ROWS * n_out), *norm = floats(MAX_ROWS * n_out);
     float *y = floats(MAX_ROWS * n_out), *all = floats(MAX_ROWS * n_out);
-    fill_grid(grid, MAX_ROWS, raw->n_in);
-    fill_random(x, MAX_ROWS, raw->n_in);
+    fill_grid(grid, most, raw->n_in);
+    fill_random(x, most, raw->n_in);
     struct rig *rig = mem_zalloc(1, sizeof *rig);
     rig_init(rig, raw->n_in, raw->n_out);
     struct backend *ref = backend_open_ref();
     struct weight rw = upload(ref, raw, WEIGHT_HEAD);
     rig->net.head.w = &rw;
     prepare(ref, rig);
-    linear(rig, ref, &rw, grid, want_grid, MAX_ROWS);
-    linear(rig, ref, &rw, x, want, MAX_ROWS);
+    linear(rig, ref, &rw, grid, want_grid, most);
+    linear(rig, ref, &rw, x, want, most);
     ref->ops->release(ref, &rw);
     ref->ops->close(ref);
-    norms(raw, grid, MAX_ROWS, norm_grid);
-    norms(raw, x, MAX_ROWS, norm);
+    norms(raw, grid, most, norm_grid);
+    norms(raw, x, most, norm);
 
     enum isa isa;
     for (int set = 1; isa_at(set, &isa); set++) {
         for (int mode = 0; mode < 4; mode++) {
+            if (test_small() && mode == 1)
+                continue;
             int threads = 1 + mode % 3;
             char what[200];
             snprintf(what, sizeof what, "linear %s (%d x %d), %s, %d threads%s", name, raw->n_out,
@@ -388,16 +393,18 @@ static void check_linear(const struct made *m, const char *name)
             rig->net.head.w = &w;
             prepare(be, rig);
             assert_int_equal(w.bytes, raw_weight_bytes(raw));
-            linear(rig, be, &w, grid, y, MAX_ROWS);
-            check_near(what, y, want_grid, norm_grid, MAX_ROWS * n_out, 2e-6f);
+            linear(rig, be, &w, grid, y, most);
+            check_near(what, y, want_grid, norm_grid, n_all, 2e-6f);
             float *rows = mode == 0 ? all : y;
-            linear(rig, be, &w, x, rows, MAX_ROWS);
-            check_near(what, rows, want, norm, MAX_ROWS * n_out, 6e-3f);
+            linear(rig, be, &w, x, rows, most);
+            check_near(what, rows, want, norm, n_all, 6e-3f);
             if (mode == 1 || mode == 2)
-                assert_memory_equal(y, all, MAX_ROWS * n_out * sizeof(float));
+                assert_memory_equal(y, all, n_all * sizeof(float));
             for (size_t i = 0; mode == 0 && i < sizeof row_counts / sizeof *row_counts; i++) {
-                size_t n = (size_t)row_counts[i], first = (MAX_ROWS - n) / 2;
-                memset(y, 0x7f, MAX_ROWS * n_out * sizeof(float));
+                if (row_counts[i] > most)
+                    break;
+                size_t n = (size_t)row_counts[i], first = ((size_t)most - n) / 2;
+                memset(y, 0x7f, n_all * sizeof(float));
                 linear(rig, be, &w, x + first * n_in, y, row_counts[i]);
                 if (memcmp(y, all + first * n_out, n * n_out * sizeof(float)))
                     fail_msg("%s: a batch of %zu rows differs from the large one", what, n);
@@ -418,6 +425,8 @@ static void linear_every_format(void **state)
     static const int shapes[][2] = {{256, 48}, {768, 33}, {512, 7}, {1280, 80}};
     for (int i = 0; i < N_TYPES; i++)
         for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+            if (test_small() && k == 3 && i % 7) /* the largest */
+                continue;
             struct made m = {.w = {.n_in = shapes[k][0], .n_expert = 1}};
             add_seg(&m, all_types[i], shapes[k][1], k == 2);
             if (k == 1)
@@ -616,29 +625,32 @@ static void run_mlp(struct backend *be, const struct test_mlp *m, const float *x
 static void check_mlp(struct test_mlp *m, double limit)
 {
     size_t n = (size_t)m->n_embd;
+    const int most = test_small() ? SMALL_ROWS : MAX_ROWS;
     float *x = floats(MAX_ROWS * n), *want = floats(MAX_ROWS * n), *y = floats(MAX_ROWS * n);
     float *all = floats(MAX_ROWS * n);
-    fill_random(x, MAX_ROWS, m->n_embd);
-    for (size_t i = 0; i < MAX_ROWS * n; i++)
+    fill_random(x, most, m->n_embd);
+    for (size_t i = 0; i < (size_t)most * n; i++)
         x[i] *= 0.1f;
     struct backend *ref = backend_open_ref();
-    run_mlp(ref, m, x, want, MAX_ROWS);
+    run_mlp(ref, m, x, want, most);
     ref->ops->close(ref);
     enum isa isa;
     for (int set = 1; isa_at(set, &isa); set++)
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= (test_small() ? 2 : 3); threads++) {
             char what[160];
             snprintf(what, sizeof what, "%s %s %d/%d, %s, %d threads", m->n_expert ? "moe" : "ffn",
                      m->name, m->n_embd, m->n_ff, isa_name(isa), threads);
             struct backend *be = open_cpu(isa, threads, false);
-            run_mlp(be, m, x, threads == 1 ? all : y, MAX_ROWS);
+            run_mlp(be, m, x, threads == 1 ? all : y, most);
             if (threads == 1)
-                check_close(what, all, want, MAX_ROWS * n, limit);
-            else if (memcmp(all, y, MAX_ROWS * n * sizeof(float)))
+                check_close(what, all, want, (size_t)most * n, limit);
+            else if (memcmp(all, y, (size_t)most * n * sizeof(float)))
                 fail_msg("%s: the bytes depend on the threads", what);
             static const int counts[] = {1, 2, 5, 9, 40};
             for (size_t i = 0; threads == 2 && i < sizeof counts / sizeof *counts; i++) {
-                size_t rows = (size_t)counts[i], first = MAX_ROWS / 2;
+                size_t rows = (size_t)counts[i], first = (size_t)most / 2;
+                if (first + rows > (size_t)most)
+                    break;
                 run_mlp(be, m, x + first * n, y, counts[i]);
                 if (memcmp(all + first * n, y, rows * n * sizeof(float)))
                     fail_msg("%s: the bytes of %zu rows depend on the batch", what, rows);
@@ -651,10 +663,12 @@ static void check_mlp(struct test_mlp *m, double limit)
         static const int counts[] = {1, 5, 16, 26, 40, 100, MAX_ROWS};
         struct backend *be = open_with(isa, (struct backend_options){.threads = 2});
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            if (counts[i] > most)
+                break;
             char what[160];
             snprintf(what, sizeof what, "%s %s %d/%d, %s, %d rows", m->n_expert ? "moe" : "ffn",
                      m->name, m->n_embd, m->n_ff, isa_name(isa), counts[i]);
-            size_t first = (size_t)(MAX_ROWS - counts[i]) / 2;
+            size_t first = (size_t)(most - counts[i]) / 2;
             run_mlp(be, m, x + first * n, y, counts[i]);
             check_close(what, y, want + first * n, (size_t)counts[i] * n, 2 * limit);
         }

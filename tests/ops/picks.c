@@ -272,13 +272,14 @@ static void force_attention(void)
 static void force_gemm(const char *formats)
 {
     static const int rows_of[] = {1, 7, 33, 70};
+    const int n_rows_of = light > 2 ? 3 : 4;
     struct duo d;
     head_open(&d, 512, 264);
     for (enum dtype t = DT_F32; t <= DT_GPTQ4; t++) {
         if (!takes(formats, t))
             continue;
-        for (size_t i = 0; i < sizeof rows_of / sizeof *rows_of; i++) {
-            if (light && i % 2 == t % 2)
+        for (int i = 0; i < n_rows_of; i++) {
+            if (light && i % 2 == (int)t % 2)
                 continue;
             struct random_spec spec = {.n_in = 512,
                                        .n_expert = 1,
@@ -297,13 +298,14 @@ static void force_gemm(const char *formats)
                                     .type = {t, DT_F16, DT_Q6_K},
                                     .bias = true,
                                     .group_len = 128};
-        check_linear(&d, &mixed, 33, forced);
+        if (light <= 2 || t % 4 == 0)
+            check_linear(&d, &mixed, 33, forced);
         for (int experts = 0; experts < 2; experts++) {
             if (light && experts == (int)t % 2)
                 continue;
             struct dims s = base_dims();
             s.n_ff = s.n_ff_exp = 256;
-            mlp_case(&s, experts ? s.n_expert : 1, 256, t, t, DT_F32, 20, 3.0f);
+            mlp_case(&s, experts ? s.n_expert : 1, 256, t, t, DT_F32, light > 2 ? 9 : 20, 3.0f);
         }
     }
     duo_close(&d);
@@ -367,7 +369,7 @@ static void small_mlp(bool experts, const struct pick_info *p, const char *forma
         routed_case(&s, (const enum dtype[]){DT_Q4_K, DT_Q4_K, DT_Q6_K}, 1.0f, 2, false);
 }
 
-static void small_attention(void)
+static void small_attention(const struct pick_info *p)
 {
     static const int decode[][2] = {{0, 1}, {600, 1}, {64, 1}};
     static const int prompt[][2] = {{20, 1}, {250, 17}, {0, 70}}; /* round the ring */
@@ -379,8 +381,11 @@ static void small_attention(void)
     s.n_heads = 8;
     s.n_kv_heads = 2;
     bool quant = strstr(forced, "quant"), decodes = strstr(forced, "decode");
-    if (quant)
-        s.b.k_type = s.b.v_type = DT_Q8_0;
+    static const enum dtype caches[] = {DT_F16, DT_Q8_0, DT_Q4_0, DT_F8_E4M3};
+    int own = quant;
+    while (own < 3 && !quant && !takes(p->formats, caches[own]))
+        own++;
+    s.b.k_type = s.b.v_type = caches[own];
     attention_case(&s, true, 0, decode, 3, false, forced);
     attention_case(&s, true, 0, prompt, 3, false, forced);
     if (quant) { /* and others, a type for each */
@@ -418,7 +423,7 @@ static void force_row(const struct pick_info *p)
     else if (!strcmp(p->op, "heads") || !strncmp(p->op, "latent", 6))
         force_latent(takes, small ? "" : p->formats);
     else
-        small ? small_attention() : force_attention();
+        small ? small_attention(p) : force_attention();
 }
 
 /* The tables, read by a backend that is closed again: of those open at a time, only the first may run
