@@ -17,8 +17,9 @@ enum { SIM = 0 };
 #endif
 
 extern const char *backend_name; /* "cpu" or "cuda" */
-extern int light;                /* fewer and smaller cases: 1 a simulator, 2 a part of make test, 3 small for the CPU */
-extern bool small;               /* a few cases for each row of the tables of kernels: picks.c */
+extern int
+    light; /* fewer and smaller cases: 1 a simulator, 2 a part of make test, 3 small for the CPU */
+extern bool small; /* a few cases for each row of the tables of kernels: picks.c */
 /* Products round the activations: to halves on a GPU (2^-12 of each, at most, and the weights
  * likewise), to 8 bits on a CPU. */
 extern double product_tol;
