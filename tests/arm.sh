@@ -65,7 +65,7 @@ for cpu in $([ "$NAMES" = none ] || echo $CPUS); do
     [ "$NAMES" = logits ] && continue
     echo "== aarch64, $cpu"
     size=$([ "$cpu" = "${CPUS%% *}" ] && echo 1 || echo kernels)
-    NAMES=$(names "$cpu") JOBS=${JOBS:-$(nproc)} STEEL_TEST_SMALL=$([ -n "$WHOLE" ] || echo $size) \
+    NAMES=$(names "$cpu") JOBS=${JOBS:-$(nproc)} TEST_SMALL=$([ -n "$WHOLE" ] || echo $size) \
         nice -n ${NICE:-10} sh tests/run.sh "$B/$cpu" || failed=1
 done
 # Every set of kernels gives the same logits, to the bit: 96 tokens of the demo model in formats of one and two input codes.

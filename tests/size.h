@@ -1,5 +1,5 @@
 /*
- * STEEL_TEST_SMALL, for machines on which every instruction is slow (tests/arm.sh under qemu-user; docs/arm.md says what
+ * TEST_SMALL, for machines on which every instruction is slow (tests/arm.sh under qemu-user; docs/arm.md says what
  * it leaves out):
  *   1        fewer shapes, rows, thread counts and cuts of prompts. Every kernel, format and cache type still runs.
  *   kernels  moreover only what depends on this CPU's kernels: nothing that plain C computes alone.
@@ -13,13 +13,13 @@
 
 static inline bool test_small(void)
 {
-    const char *small = getenv("STEEL_TEST_SMALL");
+    const char *small = getenv("TEST_SMALL");
     return small && *small;
 }
 
 static inline bool test_kernels_alone(void)
 {
-    return test_small() && !strcmp(getenv("STEEL_TEST_SMALL"), "kernels");
+    return test_small() && !strcmp(getenv("TEST_SMALL"), "kernels");
 }
 
 #endif

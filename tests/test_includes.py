@@ -13,10 +13,13 @@ SHELVES = {"text": "tokenizer jinja grammar chat".split(), "server": "http mcp a
 NOT_IN_RUN = {"engine", "sample", "model", "backend"}  # cmd_run.c, terminal.c, generate.c
 RUN = {"src/cli/cmd_run.c", "src/cli/term/terminal.c", "src/cli/generate.c"}
 SOURCE = (".c", ".h", ".cu", ".cuh", ".inc")
-# What neither C nor POSIX nor every BSD has (base/os.h).
+# What Linux alone has, and what macOS lacks of POSIX and GNU's library (base/os.h).
 LINUX = re.compile(r'"/(?:proc|sys)/|\b(?:eventfd|epoll_\w+|inotify\w*|signalfd|timerfd\w*|memfd_create|prctl|getrandom|syscall|'
                    r'SYS_\w+|FUTEX_\w+|sched_[gs]etaffinity|pthread_setname_np|getauxval|mallopt|malloc_trim|fallocate|'
                    r'sendfile|splice|mremap|gettid|__linux__)\b|<linux/')
+NOT_MACOS = re.compile(r'\b(?:accept4|pipe2|SOCK_(?:CLOEXEC|NONBLOCK)|MSG_NOSIGNAL|TCP_KEEPIDLE|posix_fadvise|POSIX_FADV_\w+|'
+                       r'posix_fallocate|memrchr|pthread_condattr_setclock|clock_nanosleep|ppoll|st_mtim|qsort_r|sincosf?|'
+                       r'strchrnul|fdatasync|sigtimedwait|malloc_usable_size)\b')
 # Instructions of one architecture, and questions about the CPU.
 VECTORS = re.compile(r"\b(?:_mm\d*_\w+|__m(?:128|256|512)\w*|immintrin\.h|arm_neon\.h|v[a-z]+q?_n?_?[suf](?:8|16|32))\b")
 CPUID = re.compile(r"\b(?:cpuid\.h|__get_cpuid\w*|__cpuid\w*|__builtin_cpu_\w+|__builtin_ia32_\w+)\b")
@@ -61,6 +64,8 @@ def faults(path, text):
         for found in LINUX.findall(code):
             out.append(f"{path}: {found}: only Linux has it; base/os.h")
         if "cuda" not in where:
+            for found in NOT_MACOS.findall(code):
+                out.append(f"{path}: {found}: macOS lacks it; base/os.h")
             for found in CPUID.findall(code):
                 out.append(f"{path}: {found}: base/cpu.h knows the CPU")
             if not KERNELS.match(path) and path not in SHARED:
@@ -86,6 +91,7 @@ def main():
            ("src/server/x.c", "/* x */\nint f = eventfd(0, 0);\n"),
            ("src/cli/x.c", '/* x */\nFILE *f = fopen("/proc/cpuinfo", "r");\n'),
            ("src/engine/x.c", "/* x */\nbool b = __builtin_cpu_supports(\"avx2\");\n"),
+           ("src/dist/x.c", "/* x */\nint s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);\n"),
            ("src/sample/x.c", "/* x */\n__m256 x;\n"), ("src/backend/cpu/moe.c", "/* x */\n#include <immintrin.h>\n"),
            ("src/text/x.c", "/* x */\nx = vaddq_f32(x, y);\n")]
     assert without_neon(["src/quant/x_avx2.c", "src/quant/y_avx2.c", "src/quant/y_neon.c"]) == ["x"]

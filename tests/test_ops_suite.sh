@@ -1,8 +1,8 @@
 # The op suite (tests/ops) on the CPU backend; `make test-gpu` and `make test-sim` run it for CUDA. Attention also
 # runs with STEEL_ISA=ref, which checks the suite's own copies of the cache against the reference's order.
-# STEEL_TEST_SMALL: as tests/size.h says.
+# TEST_SMALL: as tests/size.h says.
 set -e
 ops="${1:-build}/tests/ops/test_ops"
-run="--backend cpu --jobs $(nproc)${STEEL_TEST_SMALL:+ --small}"
-[ "$STEEL_TEST_SMALL" = kernels ] || STEEL_ISA=ref "$ops" $run attention
+run="--backend cpu --jobs $(nproc)${TEST_SMALL:+ --small}"
+[ "$TEST_SMALL" = kernels ] || STEEL_ISA=ref "$ops" $run attention
 exec "$ops" $run

@@ -1,4 +1,4 @@
-/* Linux: see os.h. */
+/* Linux with glibc or musl: see os.h. */
 #include "base/os.h"
 
 #include <errno.h>
@@ -6,14 +6,19 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <malloc.h>
+#include <math.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -159,6 +164,76 @@ int os_open_direct(int fd)
 bool os_reserve_file(int fd, off_t bytes)
 {
     return fallocate(fd, 0, 0, bytes) == 0;
+}
+
+void os_read_in_order(int fd)
+{
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+}
+
+void os_forget_range(int fd, off_t from, off_t bytes)
+{
+    posix_fadvise(fd, from, bytes, POSIX_FADV_DONTNEED);
+}
+
+struct timespec os_file_time(const struct stat *st)
+{
+    return st->st_mtim;
+}
+
+int os_socket(int family, int type, int protocol, bool blocks)
+{
+    return socket(family, type | SOCK_CLOEXEC | (blocks ? 0 : SOCK_NONBLOCK), protocol);
+}
+
+int os_accept(int listener)
+{
+    return accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+}
+
+bool os_pipe(int ends[2])
+{
+    return pipe2(ends, O_CLOEXEC) == 0;
+}
+
+ssize_t os_send(int fd, const void *data, size_t n, bool waits)
+{
+    return send(fd, data, n, MSG_NOSIGNAL | (waits ? 0 : MSG_DONTWAIT));
+}
+
+void os_keep_alive(int fd, int idle_s, int interval_s, int count)
+{
+    int one = 1;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+}
+
+void os_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+int os_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *m, int64_t until_ns)
+{
+    struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
+    return pthread_cond_timedwait(c, m, &until);
+}
+
+void os_sort(void *list, size_t n, size_t size, int (*compare)(const void *, const void *, void *),
+             void *with)
+{
+    qsort_r(list, n, size, compare, with);
+}
+
+void os_sincos(double x, double *sine, double *cosine)
+{
+    sincos(x, sine, cosine);
 }
 
 void os_bound_heap(int n_arenas)

@@ -1,15 +1,18 @@
 /*
- * What neither C nor POSIX has, each call once. All of it that Linux alone has is in os.c, so a port to another system is
- * one file beside that. cpu.c and sysmem.c read Linux's files of limits; elsewhere there are none, which means no limit.
+ * What C does not have and not every Unix has, macOS among them, each call once. All of it is in os.c, so a port to another
+ * system is one file beside that. cpu.c and sysmem.c read Linux's files of limits; elsewhere there are none, which means no limit.
  */
 #ifndef STEEL_BASE_OS_H
 #define STEEL_BASE_OS_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 
 /* Wakes a thread in poll(): a descriptor that is readable from os_wake to os_woken. Any thread may wake. */
 int os_wake_fd(void); /* -1: none is left */
@@ -51,6 +54,31 @@ void os_network_name(char *out, size_t size);
 int os_open_direct(int fd);
 /* Reserves blocks of a file. False with errno. */
 bool os_reserve_file(int fd, off_t bytes);
+
+/* A file's pages in memory: it will be read from its start to its end; a range of it will not be read again. */
+void os_read_in_order(int fd);
+void os_forget_range(int fd, off_t from, off_t bytes);
+struct timespec os_file_time(const struct stat *st); /* of the last change */
+
+/* Descriptors that programs started from here do not inherit. -1 or false with errno. */
+int os_socket(int family, int type, int protocol, bool blocks);
+int os_accept(int listener); /* the connection does not block */
+bool os_pipe(int ends[2]);
+/* send() without a signal where the peer is gone. waits: for room in the socket's buffer, if the socket
+ * blocks. */
+ssize_t os_send(int fd, const void *data, size_t n, bool waits);
+/* A peer that is gone is found after idle_s seconds of silence and `count` questions, interval_s apart. */
+void os_keep_alive(int fd, int idle_s, int interval_s, int count);
+
+/* A condition whose waits end by the clock of clock_ns (base/clock.h). */
+void os_cond_init(pthread_cond_t *c);
+int os_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *m,
+                       int64_t until_ns); /* as pthread_cond_timedwait */
+
+/* qsort with a last argument for the comparison. */
+void os_sort(void *list, size_t n, size_t size, int (*compare)(const void *, const void *, void *),
+             void *with);
+void os_sincos(double x, double *sine, double *cosine);
 
 /* Freed blocks of at least a quarter of a megabyte return to the system at once. n_arenas 0: as many as there are. */
 void os_bound_heap(int n_arenas);

@@ -1,5 +1,6 @@
 /* See client.h. */
 #include "cli/client.h"
+#include "base/os.h"
 #include "route/http_response.h"
 
 #include <netdb.h>
@@ -20,7 +21,7 @@ static int connect_to(const char *host, int port)
     if (getaddrinfo(host, text, &hints, &list) != 0)
         return -1;
     for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+        fd = os_socket(a->ai_family, a->ai_socktype, a->ai_protocol, true);
         if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0) {
             close(fd);
             fd = -1;
@@ -75,7 +76,7 @@ int client_request(const struct client_target *t, const char *method, const char
     buf_adds(&b, "\r\n");
     if (body)
         buf_adds(&b, body);
-    if (send(fd, b.p, b.len, MSG_NOSIGNAL) == (ssize_t)b.len)
+    if (os_send(fd, b.p, b.len, true) == (ssize_t)b.len)
         status = read_reply(fd, wait_s, out);
     close(fd);
     buf_clear(&b);

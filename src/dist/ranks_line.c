@@ -114,7 +114,7 @@ static void send_frame(struct ranks_line *l, struct peer *p, int kind, const cha
     if (text)
         snprintf(f.text, sizeof f.text, "%s", text);
     /* If the socket's buffer is full, the peer does not read, and the beat may be dropped. */
-    ssize_t n = p->fd < 0 ? 0 : send(p->fd, &f, sizeof f, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t n = p->fd < 0 ? 0 : os_send(p->fd, &f, sizeof f, false);
     (void)n;
 }
 
@@ -180,7 +180,7 @@ static struct visitor *free_slot(struct ranks_line *l)
 static void accept_visitor(struct ranks_line *l)
 {
     struct visitor *v = free_slot(l);
-    int fd = v ? accept4(l->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC) : -1;
+    int fd = v ? os_accept(l->listener) : -1;
     if (fd >= 0)
         *v = (struct visitor){.fd = fd, .until_ns = clock_ns() + CONNECT_MS * 1000000LL};
 }
@@ -202,7 +202,7 @@ static void check_visitor(struct ranks_line *l, struct visitor *v)
         return;
     }
     setsockopt(v->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (send(v->fd, l->key, sizeof l->key, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof l->key) {
+    if (os_send(v->fd, l->key, sizeof l->key, false) != (ssize_t)sizeof l->key) {
         drop_visitor(v);
         return;
     }
@@ -396,7 +396,7 @@ static int listen_at(const char *host, int *port)
     int no = 0;
     if (getaddrinfo(host, "0", &hint, &at) != 0)
         return -1;
-    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = os_socket(at->ai_family, SOCK_STREAM, 0, false);
     if (fd >= 0 && at->ai_family == AF_INET6) /* "::" accepts IPv4 connections, too */
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
     bool ok = fd >= 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 &&
@@ -451,7 +451,7 @@ static int connect_to(const char *host, const struct ranks_offer *offer, int ran
     snprintf(port, sizeof port, "%d", (int)offer->port);
     if (getaddrinfo(host, port, &hint, &to) != 0)
         return -1;
-    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), bad = 0, one = 1;
+    int fd = os_socket(to->ai_family, SOCK_STREAM, 0, false), bad = 0, one = 1;
     socklen_t size = sizeof bad;
     bool ok = fd >= 0 && (connect(fd, to->ai_addr, to->ai_addrlen) == 0 || errno == EINPROGRESS) &&
               wait_socket(fd, POLLOUT) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &bad, &size) == 0 &&
@@ -460,7 +460,7 @@ static int connect_to(const char *host, const struct ranks_offer *offer, int ran
     struct hello me = {.key = {offer->key[0], offer->key[1]}, .rank = rank};
     uint64_t echo[2] = {0};
     ok = ok && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0 &&
-         send(fd, &me, sizeof me, MSG_NOSIGNAL) == (ssize_t)sizeof me && wait_socket(fd, POLLIN) &&
+         os_send(fd, &me, sizeof me, true) == (ssize_t)sizeof me && wait_socket(fd, POLLIN) &&
          recv(fd, echo, sizeof echo, 0) == (ssize_t)sizeof echo &&
          !memcmp(echo, offer->key, sizeof echo);
     if (!ok && fd >= 0)

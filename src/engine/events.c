@@ -32,11 +32,7 @@ struct events *events_new(void)
     struct events *q = mem_zalloc(1, sizeof *q);
     q->fd = fd;
     pthread_mutex_init(&q->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&q->arrived, &attr);
-    pthread_condattr_destroy(&attr);
+    os_cond_init(&q->arrived);
     return q;
 }
 
@@ -95,12 +91,11 @@ void events_flush(struct events *q, struct buf *staged)
 static bool take(struct events *q, int timeout_ms)
 {
     int64_t until = clock_ns() + (int64_t)timeout_ms * 1000000;
-    struct timespec ts = {until / 1000000000, until % 1000000000};
     int rc = timeout_ms == 0 ? ETIMEDOUT : 0;
     pthread_mutex_lock(&q->lock);
     while (q->pending.len == 0 && rc == 0)
         rc = timeout_ms < 0 ? pthread_cond_wait(&q->arrived, &q->lock)
-                            : pthread_cond_timedwait(&q->arrived, &q->lock, &ts);
+                            : os_cond_wait_until(&q->arrived, &q->lock, until);
     struct buf old = q->taken;
     buf_reset(&old);
     q->taken = q->pending;

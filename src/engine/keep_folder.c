@@ -159,7 +159,7 @@ static void add_folder(struct segments *all, int at, const char *folder)
             all->v = mem_realloc(all->v, all->cap, sizeof *all->v);
         }
         struct segment *s = &all->v[all->n++];
-        *s = (struct segment){.bytes = (uint64_t)st.st_size, .used = st.st_mtim};
+        *s = (struct segment){.bytes = (uint64_t)st.st_size, .used = os_file_time(&st)};
         snprintf(s->folder, sizeof s->folder, "%s", folder);
         snprintf(s->name, sizeof s->name, "%.*s", (int)sizeof s->name - 1, f->d_name);
         all->bytes += s->bytes;

@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "base/cpu.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "engine/engine_int.h"
 #include "engine/prefix_file.h"
 
@@ -245,7 +246,8 @@ static uint64_t hash_file(uint64_t h, const struct tensorfile *f)
     for (int i = 0; f && i < f->n_shards; i++) {
         struct stat st;
         bool dated = f->shards[i].fd >= 0 && !fstat(f->shards[i].fd, &st);
-        int64_t date[2] = {dated ? st.st_mtim.tv_sec : 0, dated ? st.st_mtim.tv_nsec : 0};
+        struct timespec time = dated ? os_file_time(&st) : (struct timespec){0};
+        int64_t date[2] = {time.tv_sec, time.tv_nsec};
         h = prefix_checksum(h, &f->shards[i].bytes, sizeof f->shards[i].bytes);
         h = prefix_checksum(h, date, sizeof date);
     }

@@ -94,6 +94,6 @@ const uint8_t *direct_read(struct direct *d, const uint8_t *data, size_t bytes, 
     /* Some file systems refuse direct reads only now. */
     if (!read_at(s->fd, buf, end - from, at - from + bytes, from))
         return NULL;
-    posix_fadvise(s->fd, (off_t)from, (off_t)(end - from), POSIX_FADV_DONTNEED);
+    os_forget_range(s->fd, (off_t)from, (off_t)(end - from));
     return buf + (at - from);
 }

@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -113,8 +114,8 @@ static bool map_shard(struct tensorfile *f, const char *path, struct error *err)
     s->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (s->fd < 0)
         return error_set(err, "%s: %s", path, strerror(errno));
-    /* SEQUENTIAL doubles the kernel's read-ahead while earlier pieces are packed. */
-    posix_fadvise(s->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    /* It doubles the kernel's read-ahead while earlier pieces are packed. */
+    os_read_in_order(s->fd);
     void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, s->fd, 0);
     if (p == MAP_FAILED)
         return error_set(err, "%s: cannot map: %s", path, strerror(errno));

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -94,7 +95,7 @@ static void copy_bias(struct sampler *s, const struct sample_params *p)
     for (int i = 0; i < p->n_bias; i++)
         if (s->bias[i].token >= 0 && s->bias[i].token < s->n_vocab)
             s->by_token[s->n_by_token++] = i;
-    qsort_r(s->by_token, (size_t)s->n_by_token, sizeof *s->by_token, compare_entries, s->bias);
+    os_sort(s->by_token, (size_t)s->n_by_token, sizeof *s->by_token, compare_entries, s->bias);
     sum_bias(s);
 }
 

@@ -8,6 +8,7 @@
 #include "backend/cpu/ops.h"
 #include "backend/cpu/pick.h"
 #include "backend/cpu/rowops.h"
+#include "base/os.h"
 
 #include <math.h>
 #include <string.h>
@@ -36,7 +37,7 @@ static void rope_rows(void *arg, int ith, int first, int last)
             int pos = plane ? j->b->rope_pos[3 * t + plane[i]] : j->b->pos[t];
             float angle = (float)pos * j->rope->freq[i];
             double sine, cosine;
-            sincos((double)angle, &sine, &cosine);
+            os_sincos((double)angle, &sine, &cosine);
             row[i] = (float)cosine * j->rope->mscale;
             row[half + i] = (float)sine * j->rope->mscale;
         }

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/curl.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <arpa/inet.h>
 #include <ctype.h>
@@ -179,7 +180,7 @@ static curl_socket_t on_socket(void *arg, curlsocktype purpose, struct curl_sock
         f->refused = true;
         return CURL_SOCKET_BAD;
     }
-    return socket(a->family, a->socktype | SOCK_CLOEXEC, a->protocol);
+    return os_socket(a->family, a->socktype, a->protocol, true);
 }
 
 static bool set_up(CURL *h, struct fetch *f, const char *url)

@@ -450,15 +450,12 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
 
 static void set_socket_options(int fd)
 {
-    int one = 1, idle = 30, interval = 10, count = 3, unsent = 128 << 10;
+    int one = 1, unsent = 128 << 10;
     /* A small kernel buffer: unsent data stays here, where small writes are merged. */
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &unsent, sizeof unsent);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     /* TCP keep-alive detects a vanished peer within a minute. */
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    os_keep_alive(fd, 30, 10, 3);
 }
 
 static struct bufferevent *socket_new(struct http *h, evutil_socket_t fd)
@@ -552,7 +549,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
         static const char busy[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
                                    "Retry-After: 1\r\nConnection: close\r\n\r\n";
         if (!h->tls) {
-            ssize_t n = send(fd, busy, sizeof busy - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+            ssize_t n = os_send(fd, busy, sizeof busy - 1, false);
             (void)n;
         }
         evutil_closesocket(fd);

@@ -7,6 +7,7 @@
 #include "server/mcp/mcp_link.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "server/http/log.h"
 #include "server/mcp/mcp_message.h"
 
@@ -199,7 +200,7 @@ static bool make_pipes(int pipes[3][2])
     for (int i = 0; i < 3; i++)
         pipes[i][0] = pipes[i][1] = -1;
     for (int i = 0; ok && i < 3; i++)
-        ok = !pipe2(pipes[i], O_CLOEXEC);
+        ok = os_pipe(pipes[i]);
     /* dup2 onto itself would keep the close-on-exec flag */
     for (int i = 0; ok && i < 3; i++)
         for (int k = 0; ok && k < 2; k++)

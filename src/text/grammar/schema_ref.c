@@ -38,8 +38,9 @@ static const struct jvalue *ref_base(const struct jvalue *v)
 
 static const char *last_part(const char *s, size_t n, size_t *len)
 {
-    const char *slash = memrchr(s, '/', n);
-    const char *from = slash ? slash + 1 : s;
+    const char *from = s + n;
+    while (from > s && from[-1] != '/')
+        from--;
     *len = n - (size_t)(from - s);
     return from;
 }

@@ -412,9 +412,10 @@ static struct jval f_truncate(struct jstate *st, struct jval v, const struct jar
     jarg_str(st, v, "truncate");
     struct jval head = jstr_sub(st, v, 0, length - n_end);
     if (!jval_true(arg[1])) {
-        const char *p = memrchr(head.u.s, ' ', head.len);
-        if (p)
-            head.len = (uint32_t)(p - head.u.s);
+        uint32_t n = head.len;
+        while (n && head.u.s[n - 1] != ' ')
+            n--;
+        head.len = n ? n - 1 : head.len;
     }
     return jstr_concat(st, head, end);
 }
