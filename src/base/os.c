@@ -201,6 +201,12 @@ ssize_t os_send(int fd, const void *data, size_t n, bool waits)
     return send(fd, data, n, MSG_NOSIGNAL | (waits ? 0 : MSG_DONTWAIT));
 }
 
+ssize_t os_send_parts(int fd, struct iovec *parts, int n)
+{
+    struct msghdr all = {.msg_iov = parts, .msg_iovlen = (size_t)n};
+    return sendmsg(fd, &all, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 void os_keep_alive(int fd, int idle_s, int interval_s, int count)
 {
     int one = 1;

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <time.h>
 
 /* Wakes a thread in poll(): a descriptor that is readable from os_wake to os_woken. Any thread may wake. */
@@ -67,6 +68,7 @@ bool os_pipe(int ends[2]);
 /* send() without a signal where the peer is gone. waits: for room in the socket's buffer, if the socket
  * blocks. */
 ssize_t os_send(int fd, const void *data, size_t n, bool waits);
+ssize_t os_send_parts(int fd, struct iovec *parts, int n); /* does not wait */
 /* A peer that is gone is found after idle_s seconds of silence and `count` questions, interval_s apart. */
 void os_keep_alive(int fd, int idle_s, int interval_s, int count);
 

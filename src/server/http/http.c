@@ -780,10 +780,9 @@ static void put(struct http_exchange *x, const void *p, size_t n)
  * changes of its list of sockets and a wait besides. A broken socket is left to the loop. */
 static void put_now(struct http_exchange *x, struct iovec *parts, int n)
 {
-    struct msghdr msg = {.msg_iov = parts, .msg_iovlen = (size_t)n};
     ssize_t sent = 0;
     if (!x->http->tls && !x->failed && http_unsent(x) == 0)
-        sent = sendmsg(bufferevent_getfd(x->bev), &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+        sent = os_send_parts(bufferevent_getfd(x->bev), parts, n);
     size_t skip = sent > 0 ? (size_t)sent : 0;
     for (int i = 0; i < n; i++) {
         size_t done = skip < parts[i].iov_len ? skip : parts[i].iov_len;
