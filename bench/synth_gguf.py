@@ -314,6 +314,8 @@ OTHERS = {"gpt-oss-20b": gpt_oss_20b, "qwen3.5-35b-a3b": qwen35_35b_a3b, "glm-4.
           "granite-4.0-h-small": functools.partial(synth_hybrids.granite_4_h_small, Model),
           "lfm2-8b-a1b": functools.partial(synth_hybrids.lfm2_8b_a1b, Model),
           "glm-5": functools.partial(synth_hybrids.glm_5, latent, Model),
+          "laguna-xs": functools.partial(synth_hybrids.laguna_xs, Model),
+          "deepseek-v4-flash": lambda *rest: synth_hybrids.deepseek_v4_flash(Model, *rest, MXFP4),
           **{name: functools.partial(encoder, name) for name in ENCODERS},
           **{name: functools.partial(lambda shape, *rest: synth_towers.text(Model, shape, *rest, F32), name)
              for name in synth_towers.SEEING},

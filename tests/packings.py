@@ -381,3 +381,109 @@ def stack(matrices, across=()):
             shape = [w, n]
         out[suffix] = (kind, [len(matrices)] + shape, b"".join(parts))
     return out
+
+
+def _axes(flat, shape, order):
+    """A flat list seen as an array of this shape, with its axes in another order."""
+    strides = [math.prod(shape[i + 1:]) for i in range(len(shape))]
+    out = []
+
+    def walk(k, at):
+        if k == len(order):
+            out.append(flat[at])
+            return
+        for i in range(shape[order[k]]):
+            walk(k + 1, at + i * strides[order[k]])
+    walk(0, 0)
+    return out
+
+
+def awq_gemv_fast(rows, length=32):
+    """AutoAWQ's order for its fast kernels: columns and four rows woven, zeros times scales, both across."""
+    codes, zeros, scales, _, out = groups(rows, 4, length, False)
+    n, m, g = len(rows), len(rows[0]), len(scales[0])
+    wide = -(-(-(-g // 8)) // 4) * 4 * 8
+    flat = _axes([c for r in codes for c in r], [n, m // 32, 4, 4, 2], [0, 1, 3, 2, 4])
+    flat = _axes(flat, [n, m // 32, 4, 4, 2], [0, 1, 2, 4, 3])
+    flat = _axes(flat, [n // 4, 4, m // 64, 64], [0, 2, 1, 3])
+    data = array.array("H", [sum(flat[i + k] << 4 * k for k in range(4)) for i in range(0, len(flat), 4)]).tobytes()
+    across = lambda x: [x[o][i] if i < g else 0.0 for i in range(wide) for o in range(n)]  # noqa
+    shift, least = floats("F16", [wide, n], across([[-z * s for z, s in zip(a, b)] for a, b in zip(zeros, scales)]))
+    out = [[codes[o][j] * scales[o][j // length] + least[j // length * n + o] for j in range(m)] for o in range(n)]
+    return {"qweight": ("I16", [n // 4, m], data), "scales": floats("F16", [wide, n], across(scales))[0], "scaled_zeros": shift}, out
+
+
+def hqq(rows, bits=4, length=32, axis=1, kind="F16", least=f16):
+    """W_q: the numbers as groups (axis 1: rows of `length`; axis 0: columns of `length`), whose slices share bytes. The values
+    are (code - zero) * scale with zero * scale rounded by `least`: to halves, as Q4_1 keeps it."""
+    n, m, top = len(rows), len(rows[0]), (1 << bits) - 1
+    flat = [x for r in rows for x in r]
+    n_groups = n * m // length
+    of = [i // length if axis else i % n_groups for i in range(n * m)]
+    parts = [[] for _ in range(n_groups)]
+    for x, k in zip(flat, of):
+        parts[k].append(x)
+    scales = floats(kind, [n_groups, 1], [(max(x) - min(x)) / top or 1 for x in parts])
+    zeros = floats(kind, [n_groups, 1], [-min(x) / s for x, s in zip(parts, scales[1])])
+    codes = [min(max(round(x / scales[1][k] + zeros[1][k]), 0), top) for x, k in zip(flat, of)]
+    high, wide = (n_groups, length) if axis else (length, n_groups)
+    per = 10 if bits == 3 else 8 // bits
+    step = -(-high // per)
+    codes_at = lambda i: codes[i] if i < len(codes) else 0  # noqa
+    words_ = [sum(codes_at((s * step + i) * wide + e) << (per - 1 - s) * bits for s in range(per)) for i in range(step) for e in range(wide)]
+    packed = ("I32", [step, wide], array.array("I", words_).tobytes()) if bits == 3 else ("U8", [step, wide], bytes(words_))
+    number = lambda v: ("I32", [], struct.pack("<i", v))  # noqa
+    name = (b"3bit_32" if bits == 3 else b"%dbit_u8" % bits)
+    values = [c * scales[1][k] + least(-zeros[1][k] * scales[1][k]) for c, k in zip(codes, of)]
+    return {"W_q": packed, "scale": scales[0], "zero": zeros[0], "nbits": number(bits), "group_size": number(length), "axis": number(axis),
+            "packing": ("U8", [len(name)], name), "shape": ("I64", [2], struct.pack("<qq", n, m)), "quant_scale": ("U8", [], b"\0"),
+            "quant_zero": ("U8", [], b"\0"), "view_as_float": ("U8", [], b"\0")}, \
+        [values[i * m:(i + 1) * m] for i in range(n)]
+
+
+def ao_int4(rows, length=32):
+    """torchao's Int4Tensor: signed codes, the even one low; scales and zero points across. The value of the least code is
+    rounded to a half, as Q4_1 keeps it."""
+    codes, data, scales, points, out = [], b"", [], [], []
+    for r in rows:
+        s = [(max(r[j:j + length]) - min(r[j:j + length])) / 15 or 1 for j in range(0, len(r), length)]
+        s = floats("BF16", [len(s)], s)[1]
+        z = floats("BF16", [len(s)], [min(r[g * length:(g + 1) * length]) + 8 * s[g] for g in range(len(s))])[1]
+        codes = [min(max(round((x - z[j // length]) / s[j // length]), -8), 7) for j, x in enumerate(r)]
+        data += _nibbles([c & 15 for c in codes])
+        scales.append(s)
+        points.append(z)
+        out.append([(c + 8) * s[j // length] + f16(z[j // length] - 8 * s[j // length]) for j, c in enumerate(codes)])
+    shape = [len(scales[0]), len(rows)]
+    return {"_weight_qdata": ("I8", [len(rows), len(rows[0]) // 2], data),
+            "_weight_scale": floats("BF16", shape, [x for r in _turned(scales) for x in r])[0],
+            "_weight_zero_point": floats("BF16", shape, [x for r in _turned(points) for x in r])[0]}, out
+
+
+def ao_int8(rows, length=0, bits=8, symmetric=True):
+    """torchao's Int8Tensor, or with zero points IntxUnpackedToInt8Tensor: a byte a value."""
+    length = length or len(rows[0])
+    low, data, scales, points, out = -(1 << bits - 1), array.array("b"), [], [], []
+    for r in rows:
+        line = []
+        for j in range(0, len(r), length):
+            part = r[j:j + length]
+            lo, hi = min(part + [0]), max(part + [0])
+            s = floats("BF16", [1], [(max(-lo, hi) / (-low - 0.5) if symmetric else (hi - lo) / (-2 * low - 1)) or 1])[1][0]
+            z = 0 if symmetric else min(max(round(low - lo / s), low), -low - 1)
+            codes = [min(max(round(x / s) + z, low), -low - 1) for x in part]
+            data.extend(codes)
+            scales.append(s)
+            points.append(z)
+            line += [(c - z) * s for c in codes]
+        out.append(line)
+    shape = [len(rows), len(rows[0]) // length]
+    tensors = {"_weight_qdata": ("I8", [len(rows), len(rows[0])], data.tobytes()), "_weight_scale": floats("BF16", shape, scales)[0]}
+    if not symmetric:
+        tensors["_weight_zero_point"] = ("I8", shape, array.array("b", points).tobytes())
+    return tensors, out
+
+
+def ao_fp8(rows, block=(1, 0)):
+    t, out = fp8(rows, block, "_weight_scale")
+    return {"_weight_qdata": t["weight"], "_weight_scale": t["_weight_scale"]}, out

@@ -24,7 +24,7 @@ static uint32_t rnd(void)
     return (uint32_t)(seed >> 33);
 }
 
-enum { MAX_TENSORS = 6, N_IN = 256, N_OUT = 48, STACK = 3 };
+enum { MAX_TENSORS = 8, N_IN = 256, N_OUT = 48, STACK = 3 };
 
 /* A matrix's tensors, what it should read as, and how it is asked for. */
 struct box {
@@ -380,6 +380,100 @@ static struct box mlx(int bits, int len, int n_stack)
     return b;
 }
 
+/* AWQ gemv_fast: place p of the 256 codes of 64 columns of 4 rows is bits 4 * (p % 4) of word p / 4. */
+static struct box gemv_fast(void)
+{
+    enum { LEN = 64, GROUPS = N_IN / LEN, WIDE = 16 };
+    struct box b = {.config = {.awq = true, .gemv_fast = true, .group_len = LEN, .bits = 4}};
+    uint8_t *codes = add(&b, "m.qweight", DT_NONE, "I16", 2, N_IN, N_OUT / 4, 1, 1);
+    uint8_t *scales = add(&b, "m.scales", DT_F16, "F16", 2, N_OUT, WIDE, 1, 1);
+    uint8_t *least = add(&b, "m.scaled_zeros", DT_F16, "F16", 2, N_OUT, WIDE, 1, 1);
+    b.want = mem_zalloc(N_OUT * N_IN, sizeof *b.want);
+    for (int o = 0; o < N_OUT; o++)
+        for (int j = 0; j < N_IN; j++) {
+            unsigned code = rnd() % 16;
+            int at = j / LEN * N_OUT + o;
+            float s = (float)(1 + at % 100) / 1024, m = -(float)(at % 37) / 64;
+            put_half(scales, at, s);
+            put_half(least, at, m);
+            int bits = j % 32; /* abbcc of the column becomes bbcaa in its 32 */
+            int place = (bits >> 1 & 3) << 3 | (bits & 1) << 2 | bits >> 3;
+            int p = o % 4 * 64 + j % 64 / 32 * 32 + place,
+                word = o / 4 * N_IN + j / 64 * 64 + p / 4;
+            codes[2 * word + p % 4 / 2] |= (uint8_t)(code << p % 2 * 4);
+            b.want[o * N_IN + j] = s * (float)code + m;
+        }
+    return b;
+}
+
+static void add_int(struct box *b, const char *name, int32_t v)
+{
+    memcpy(add(b, name, DT_I32, "I32", 4, 1, 1, 1, 1), &v, sizeof v);
+}
+
+static struct box hqq(int bits, int len, bool across)
+{
+    struct box b = {0};
+    int n = N_OUT * N_IN, groups = n / len, high = across ? len : groups, wide = n / high;
+    int per = bits == 3 ? 10 : 8 / bits, step = (high + per - 1) / per, each = bits == 3 ? 4 : 1;
+    uint8_t *codes = add(&b, "m.W_q", bits == 3 ? DT_I32 : DT_NONE, bits == 3 ? "I32" : "U8",
+                         (size_t)each, wide, step, 1, 1);
+    uint8_t *scales = add(&b, "m.scale", DT_F16, "F16", 2, 1, groups, 1, 1);
+    uint8_t *zeros = add(&b, "m.zero", DT_F16, "F16", 2, 1, groups, 1, 1);
+    add_int(&b, "m.nbits", bits);
+    add_int(&b, "m.group_size", len);
+    add_int(&b, "m.axis", !across);
+    b.want = mem_zalloc((size_t)n, sizeof *b.want);
+    for (int i = 0; i < n; i++) {
+        uint32_t code = rnd() % (1u << bits), word = 0;
+        int g = across ? i % groups : i / len, e = across ? i / groups : i % len;
+        int row = across ? e : g, column = across ? g : e;
+        float s = (float)(1 + g % 100) / 1024, z = (float)(g % 8) / 2;
+        put_half(scales, g, s);
+        put_half(zeros, g, z);
+        uint8_t *at = codes + (row % step * wide + column) * each;
+        memcpy(&word, at, (size_t)each);
+        word |= code << (per - 1 - row / step) * bits;
+        memcpy(at, &word, (size_t)each);
+        float least = f16_to_f32(f32_to_f16(-z * s));
+        float half = f16_to_f32(f32_to_f16(((float)code - z) * s));
+        b.want[i] = across      ? half
+                    : bits == 8 ? f16_to_f32(f32_to_f16(s * (float)code + -z * s))
+                                : s * (float)code + least;
+    }
+    return b;
+}
+
+/* torchao: signed codes, two in a byte or one. */
+static struct box torchao(bool four)
+{
+    enum { LEN = 32, GROUPS = N_IN / LEN };
+    struct box b = {.config = {.bits = four ? 4 : 8}};
+    uint8_t *codes =
+        add(&b, "m._weight_qdata", DT_I8, "I8", 1, four ? N_IN / 2 : N_IN, N_OUT, 1, 1);
+    int64_t across = four ? N_OUT : GROUPS, down = four ? GROUPS : N_OUT;
+    uint8_t *scales = add(&b, "m._weight_scale", DT_F16, "F16", 2, across, down, 1, 1);
+    uint8_t *zeros = add(&b, "m._weight_zero_point", four ? DT_F16 : DT_I8, four ? "F16" : "I8",
+                         four ? 2 : 1, across, down, 1, 1);
+    b.want = mem_zalloc(N_OUT * N_IN, sizeof *b.want);
+    for (int i = 0; i < N_OUT * N_IN; i++) {
+        int code = (int)(rnd() % (four ? 16 : 200)) - (four ? 8 : 100), o = i / N_IN, j = i % N_IN;
+        int g = four ? j / LEN * N_OUT + o : o * GROUPS + j / LEN, zero = g % 20 - 10;
+        float s = (float)(1 + g % 100) / 1024, m = (float)(g % 37) / 64;
+        put_half(scales, g, s);
+        if (four) {
+            put_half(zeros, g, m);
+            codes[i / 2] |= (uint8_t)((code & 15) << i % 2 * 4);
+            b.want[i] = s * (float)(code + 8) + f16_to_f32(f32_to_f16(m - 8 * s));
+        } else {
+            zeros[g] = (uint8_t)zero;
+            codes[i] = (uint8_t)code;
+            b.want[i] = s * (float)(code - zero);
+        }
+    }
+    return b;
+}
+
 static struct box ternary(bool divides)
 {
     struct box b = {.config = {.ternary = true, .divides = divides}};
@@ -499,6 +593,14 @@ static int make_all(void **state)
     put("MLX, 5 bits", DT_Q5_1, mlx(5, 128, 0));
     put("MLX, 6 bits", DT_F16, mlx(6, 64, 0));
     put("MLX, 8 bits", DT_F16, mlx(8, 32, 0));
+    put("AWQ gemv_fast", DT_Q4_1, gemv_fast());
+    put("HQQ, 4 bits", DT_Q4_1, hqq(4, 64, false));
+    put("HQQ, 3 bits, groups over rows", DT_Q4_1, hqq(3, 96, false));
+    put("HQQ, 1 bit", DT_Q4_1, hqq(1, 32, false));
+    put("HQQ, 8 bits", DT_F16, hqq(8, 128, false));
+    put("HQQ, groups across", DT_F16, hqq(4, 64, true));
+    put("torchao, 4 bits", DT_Q4_1, torchao(true));
+    put("torchao, 8 bits with zero points", DT_Q8_0, torchao(false));
     put("BitNet", DT_TQ2_0, ternary(false));
     put("BitNet, a scale that divides", DT_TQ2_0, ternary(true));
     put("MXFP8", DT_BF16, mxfp8());

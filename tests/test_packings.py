@@ -5,6 +5,7 @@ is not read is refused in one line that names the field or the tensor."""
 import array
 import atexit
 import json
+import math
 import os
 import random
 import re
@@ -345,6 +346,20 @@ def every_tool():
     case("mxfp4", ct("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32), pk.mxfp4)
     case("mxfp4, quark", {"quant_method": "quark"}, lambda m: pk.mxfp4(m, "weight"))
     case("awq, gemv", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv", "zero_point": True}, pk.awq_gemv)
+    case("awq, gemv_fast", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast", "zero_point": True},
+         pk.awq_gemv_fast, r"(q|o|gate|up)_proj\.weight$")
+    quant = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": 1}}}
+    for bits in (1, 2, 3, 4):
+        case(f"hqq, {bits} bits", quant, lambda m: pk.hqq(m, bits), r"layers\.\d+\..*_proj\.weight$")
+    case("hqq, 8 bits", quant, halves(lambda m: pk.hqq(m, 8, least=float)))
+    case("hqq, groups across rows", quant, halves(lambda m: pk.hqq(m, 4, 32, 0, "F32", float)))
+    case("hqq, glm4", quant, lambda m: pk.hqq(m, 4, 64, kind="BF16"), model="glm4")
+    ao = lambda kind: {"quant_method": "torchao", "quant_type": {"default": {"_type": kind}}}  # noqa
+    case("torchao, int4", ao("Int4WeightOnlyConfig"), pk.ao_int4)
+    case("torchao, int8", ao("Int8WeightOnlyConfig"), pk.ao_int8)
+    case("torchao, int4 in bytes", ao("Int8DynamicActivationIntxWeightConfig"), lambda m: pk.ao_int8(m, 32, 4, False))
+    case("torchao, fp8", ao("Float8WeightOnlyConfig"), pk.ao_fp8)
+    case("torchao, fp8, one scale", ao("Float8WeightOnlyConfig"), lambda m: pk.ao_fp8(m, (len(m), 0)))
     for bits in (2, 3, 4, 5):
         case(f"mlx, {bits} bits, the ends too", {"group_size": 32, "bits": bits}, lambda m: pk.mlx(m, bits),
              r"(_proj|lm_head|embed_tokens)\.weight$")
@@ -457,7 +472,7 @@ def not_read():
     for bits in (2, 3):
         case(f"GPTQ with {bits} bits", {**gptq, "bits": bits})
     case("AWQ with 8 bits", {**gptq, "quant_method": "awq", "bits": 8})
-    case('version "gemv_fast"', {**gptq, "quant_method": "awq", "version": "gemv_fast"})
+    case('version "marlin"', {**gptq, "quant_method": "awq", "version": "marlin"})
     case('checkpoint_format "marlin"', {**gptq, "checkpoint_format": "marlin"})
     case("qzeros: entry", {**gptq, "bits": 8}, lambda m: pk.gptq(m, 8, symmetric=False)[0])
     case("g_idx: 8 bits", {**gptq, "bits": 8}, lambda m: pk.gptq(m, 8, order=True, rnd=random.Random(3))[0])
@@ -469,7 +484,25 @@ def not_read():
     case("weight_zero_point: 8 bits", {**ct, "format": "pack-quantized"}, lambda m: pk.ct_int(m, 8, symmetric=False)[0])
     case("pre_quant_scale: scaled", {"quant_method": "modelopt"},
          lambda m: {**fp8_static(m)[0], "pre_quant_scale": pk.floats("F32", [len(m[0])], [1] * len(m[0]))[0]})
-    for method in ("hqq", "torchao", "aqlm", "higgs", "eetq", "nvfp4"):
+    def but(pack, suffix, tensor):
+        def do(m):
+            return {**pack(m)[0], suffix: tensor(m) if callable(tensor) else tensor}
+        return do
+    hqq = {"quant_method": "hqq", "quant_config": {}}
+    case("quant_scale is set", hqq, but(pk.hqq, "quant_scale", ("U8", [], b"\1")))
+    case("nbits 6", hqq, but(pk.hqq, "nbits", ("I32", [], struct.pack("<i", 6))))
+    case('packing "4bit_32"', hqq, but(pk.hqq, "packing", ("U8", [7], b"4bit_32")))
+    case("groups of 16", hqq, lambda m: pk.hqq(m, 4, 16)[0])
+    case("bytes, expected", hqq, but(pk.hqq, "W_q", ("U8", [4], bytes(4))))
+    case("entries for", hqq, but(pk.hqq, "zero", ("F16", [1], bytes(2))))
+    case("is not a valid scale", hqq, but(pk.hqq, "scale", lambda m: ("F32", [len(m) * len(m[0]) // 32, 1], struct.pack("<f", math.inf) * (len(m) * len(m[0]) // 32))))
+    ao = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}
+    case("only torchao's Int4Tensor (plain packing)", ao, lambda m: ({"_weight_qdata": ("I32", [1, 1, 32, 4], bytes(512)), "_weight_scale_and_zero": ("BF16", [1], bytes(2))}))
+    case("scaled or split inputs", ao, but(pk.ao_int4, "_weight_act_pre_scale", ("F32", [1], bytes(4))))
+    case("its _weight_zero_point is missing", ao, lambda m: {k: v for k, v in pk.ao_int4(m)[0].items() if "point" not in k})
+    case("more than 8 bits", ao, but(lambda m: pk.ao_int8(m, 32, 8, False), "_weight_zero_point",
+                                     lambda m: ("I8", [len(m), len(m[0]) // 32], b"\x80" * (len(m) * len(m[0]) // 32))))
+    for method in ("aqlm", "higgs", "eetq", "nvfp4"):
         case(f'quant_method "{method}"', {"quant_method": method})
     case("quant_method: missing", {"group_size": 64})
     mlx = {"group_size": 32, "bits": 4}

@@ -64,7 +64,8 @@ bool build_stacked(const struct tensorfile *f, const struct tensor_name *n)
 bool build_present(const struct tensorfile *f, const struct config *c, const struct tensor_name *n,
                    int layer)
 {
-    static const char *const codes[] = {"weight", "weight_packed", "packed", "blocks", "qweight"};
+    static const char *const codes[] = {"weight",  "weight_packed", "packed",       "blocks",
+                                        "qweight", "W_q",           "_weight_qdata"};
     size_t kinds = f->is_gguf ? 1 : sizeof codes / sizeof *codes;
     for (size_t i = 0; i < kinds; i++)
         if (build_find(f, c, n, layer, 0, codes[i]))

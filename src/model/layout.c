@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* A stack is called NAME, not NAME.weight; its scales are NAME_weight_scale or NAME_scale. */
@@ -94,7 +95,8 @@ static bool no_stack(const struct layout_ask *a, const struct tensor *t, struct 
 /* Refuses transforms of the inputs (rotations, per-channel smoothing). No layout supports them. */
 static bool no_transform(const struct layout_ask *a, struct error *err)
 {
-    static const char *const names[] = {"pre_quant_scale", "svdquant_lora_a"};
+    static const char *const names[] = {"pre_quant_scale", "svdquant_lora_a",
+                                        "_weight_act_pre_scale"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct tensor *t = find(a, names[i]);
         if (t)
@@ -143,11 +145,154 @@ static bool find_gemv(const struct layout_ask *a, struct packed_layout *l, struc
            check_shape(a, l->scale, l->stride, a->n_out, err);
 }
 
+/* Requires rows of whole groups, and groups of whole blocks of 32. */
+static bool check_groups(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    if (l->group_len < QK_32 || l->group_len % QK_32 || a->n_in % l->group_len)
+        return error_set(err, "%s: tensor %s: groups of %d in rows of %d are not supported",
+                         a->path, l->data->name, l->group_len, a->n_in);
+    l->n_groups = a->n_in / l->group_len;
+    return true;
+}
+
+/* AWQ gemv_fast: qweight (out/4, in) I16, each word four values of a run of 64 columns of 4 rows; scales and scaled_zeros,
+ * which are minus zeros times scales, (stride, out). */
+static bool find_gemv_fast(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    int len = a->config->group_len;
+    l->kind = LAYOUT_GEMV_FAST;
+    l->type = DT_Q4_1;
+    l->scale = find(a, "scales");
+    l->zero = find(a, "scaled_zeros");
+    l->group_len = len < 0 || len > a->n_in ? a->n_in : len;
+    if (!no_stack(a, l->data, err) || !check_groups(a, l, err))
+        return false;
+    if (!is_type(l->data, "I16"))
+        return bad_type(a, l->data, "I16", err);
+    if (a->n_in % 64 || a->n_out % 4)
+        return error_set(err, "%s: tensor %s: packing needs multiples of 4 and 64, not %d x %d",
+                         a->path, l->data->name, a->n_out, a->n_in);
+    if (!check_beside(a, l->data, "scales", l->scale, "float", err) ||
+        !check_beside(a, l->data, "scaled_zeros", l->zero, "float", err))
+        return false;
+    int64_t stride = l->scale->dims[1];
+    if (stride < l->n_groups || stride > a->n_in)
+        return error_set(err, "%s: tensor %s: %" PRId64 " scales for %d groups", a->path,
+                         l->scale->name, stride, l->n_groups);
+    if (l->zero->dims[1] != stride)
+        return error_set(err, "%s: tensor %s: %" PRId64 " rows beside %" PRId64 " of %s", a->path,
+                         l->zero->name, l->zero->dims[1], stride, l->scale->name);
+    return check_shape(a, l->data, a->n_in, a->n_out / 4, err) &&
+           check_shape(a, l->scale, a->n_out, stride, err) &&
+           check_shape(a, l->zero, a->n_out, stride, err);
+}
+
+/* The number in a tensor of HQQ, or `missing`. */
+static bool number_in(const struct layout_ask *a, const char *suffix, int64_t missing, int64_t *out,
+                      struct error *err)
+{
+    const struct tensor *t = find(a, suffix);
+    int32_t narrow = 0;
+    *out = missing;
+    if (!t)
+        return true;
+    bool byte = is_type(t, "U8") || is_type(t, "BOOL");
+    size_t size = byte ? 1 : t->type == DT_I32 ? 4 : t->type == DT_I64 ? 8 : 0;
+    if (!size || t->bytes != size)
+        return error_set(err, "%s: tensor %s: one whole number is expected", a->path, t->name);
+    if (size == 8) {
+        memcpy(out, t->data, size);
+    } else {
+        if (size == 4)
+            memcpy(&narrow, t->data, size);
+        *out = size == 1 ? t->data[0] : narrow;
+    }
+    return true;
+}
+
+/* Entries of a tensor of floats. */
+static int64_t entries(const struct tensor *t)
+{
+    return (int64_t)(t->bytes / dtype_bytes(t->type, 1));
+}
+
+/* HQQ: W_q, slices of the groups side by side in bytes, the first slice highest (3 bits: ten slices in words); scale and
+ * zero, one of each per group: value = (code - zero) * scale. axis 1: groups are runs of a row. axis 0: the matrix is
+ * group_size rows of numbers, whose columns are the groups. */
+static bool find_hqq(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    static const char *const beside[] = {"shape",        "compute_dtype",      "offload_meta",
+                                         "channel_wise", "unpack_view_dtype",  "optimize",
+                                         "round_zero",   "stores_quant_config"};
+    static const char *const nested[] = {"quant_scale", "quant_zero"};
+    int64_t bits, group, axis, on, viewed;
+    char packing[16] = "", want[16];
+    const struct tensor *t = find(a, "packing");
+    l->kind = LAYOUT_HQQ;
+    l->scale = find(a, "scale");
+    l->zero = find(a, "zero");
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
+        find(a, beside[i]); /* known */
+    if (!no_stack(a, l->data, err) || !check_beside(a, l->data, "scale", l->scale, "float", err) ||
+        !check_beside(a, l->data, "zero", l->zero, "float", err) ||
+        !number_in(a, "nbits", 0, &bits, err) ||
+        !number_in(a, "group_size", a->n_in, &group, err) ||
+        !number_in(a, "axis", -1, &axis, err) || !number_in(a, "view_as_float", 0, &viewed, err))
+        return false;
+    for (size_t i = 0; i < 2; i++) {
+        if (!number_in(a, nested[i], 0, &on, err))
+            return false;
+        if (on)
+            return error_set(
+                err, "%s: tensor %s: its %s is set: quantised scales and zeros are not supported",
+                a->path, l->data->name, nested[i]);
+    }
+    if (bits < 1 || bits > 8 || (bits > 4 && bits < 8) || axis < 0 || axis > 1)
+        return error_set(err,
+                         "%s: tensor %s: nbits %" PRId64 ", axis %" PRId64 " are not supported",
+                         a->path, l->data->name, bits, axis);
+    if (viewed ? !is_float(l->data) : !is_type(l->data, bits == 3 ? "I32" : "U8"))
+        return bad_type(a, l->data, viewed ? "F32, F16 or BF16" : bits == 3 ? "I32" : "U8", err);
+    if (t && is_type(t, "U8") && t->bytes < sizeof packing)
+        memcpy(packing, t->data, t->bytes);
+    snprintf(want, sizeof want, bits == 3 ? "%dbit_32" : "%dbit_u8", (int)bits);
+    if (t && strcmp(packing, want) != 0)
+        return error_set(err, "%s: tensor %s: packing \"%s\" of %d bits is not supported (%s is)",
+                         a->path, l->data->name, packing, (int)bits, want);
+    int64_t all = (int64_t)a->n_in * a->n_out;
+    if (group < 1 || group > all || all % group)
+        return error_set(err, "%s: tensor %s: groups of %" PRId64 " of %" PRId64 " values", a->path,
+                         l->data->name, group, all);
+    l->bits = (int)bits;
+    l->group_len = (int)group;
+    l->across = axis == 0;
+    l->type = bits == 8 || l->across ? DT_F16 : DT_Q4_1;
+    if (!l->across && (group % QK_32 || a->n_in % QK_32)) /* groups may go on in the next row */
+        return error_set(err, "%s: tensor %s: groups of %d in rows of %d are not supported",
+                         a->path, l->data->name, l->group_len, a->n_in);
+    int64_t groups = all / group, high = l->across ? group : groups, wide = all / high;
+    int64_t per = bits == 3 ? 10 : 8 / bits, step = (high + per - 1) / per;
+    if (bits != 3 && high % per)
+        return error_set(err, "%s: tensor %s: %" PRId64 " rows of codes in %" PRId64 " slices",
+                         a->path, l->data->name, high, per);
+    if ((int64_t)l->data->bytes != step * wide * (bits == 3 ? 4 : 1))
+        return error_set(err, "%s: tensor %s: %zu bytes, expected %" PRId64, a->path, l->data->name,
+                         l->data->bytes, step * wide * (bits == 3 ? 4 : 1));
+    const struct tensor *const both[] = {l->scale, l->zero};
+    for (int i = 0; i < 2; i++)
+        if (entries(both[i]) != groups)
+            return error_set(err, "%s: tensor %s: %" PRId64 " entries for %" PRId64 " groups of %s",
+                             a->path, both[i]->name, entries(both[i]), groups, l->data->name);
+    return true;
+}
+
 /* GPTQ: qweight (in/8, out) I32, qzeros (groups, out/8), scales (groups, out), g_idx (in). AWQ:
  * qweight (in, out/8), otherwise the same, with its own nibble order. */
 static bool find_gptq(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     bool awq = a->config->awq;
+    if (a->config->gemv_fast)
+        return find_gemv_fast(a, l, err);
     l->kind = awq ? LAYOUT_AWQ : LAYOUT_GPTQ;
     l->type = DT_GPTQ4;
     l->zero = find(a, "qzeros");
@@ -309,6 +454,55 @@ static bool find_fp8(const struct layout_ask *a, struct packed_layout *l,
     const int64_t *d = scale->dims; /* ModelOpt adds a dimension of 1 after each */
     bool apart = !a->n_stack && d[0] == 1 && d[1] == wide && d[2] == 1 && d[3] == high;
     return apart || check_shape(a, scale, wide, high, err);
+}
+
+/* torchao. Float8Tensor: qdata (out, in) FP8. Int4Tensor: qdata (out, in/2), signed, the low nibble first; scale and
+ * zero_point (groups, out): value = code * scale + zero_point. Int8Tensor and IntxUnpackedToInt8Tensor: qdata (out, in) I8,
+ * scale and zero_point (out, groups): value = (code - zero_point) * scale. */
+static bool find_torchao(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    l->scale = find(a, "_weight_scale");
+    l->zero = find(a, "_weight_zero_point");
+    bool bytes = l->data->type == DT_I8 || is_type(l->data, "U8");
+    if (l->data->type == DT_F8_E4M3 && l->scale)
+        return find_fp8(a, l, l->scale, err);
+    if (!bytes)
+        return error_set(err,
+                         "%s: tensor %s: type %s: only torchao's Int4Tensor (plain packing), "
+                         "Int8Tensor, IntxUnpackedToInt8Tensor and Float8Tensor are supported",
+                         a->path, l->data->name, l->data->type_name);
+    if (!no_stack(a, l->data, err) ||
+        !check_beside(a, l->data, "_weight_scale", l->scale, "float", err))
+        return false;
+    if (l->data->dims[0] == a->n_in / 2) {
+        l->kind = LAYOUT_AO4;
+        l->type = DT_Q4_1;
+        int64_t groups = l->scale->dims[1];
+        if (groups < 1 || groups > a->n_in || a->n_in % groups)
+            return error_set(err, "%s: tensor %s: %" PRId64 " scales for rows of %d", a->path,
+                             l->scale->name, groups, a->n_in);
+        l->group_len = a->n_in / (int)groups;
+        return check_beside(a, l->data, "_weight_zero_point", l->zero, "float", err) &&
+               check_groups(a, l, err) && check_shape(a, l->data, a->n_in / 2, a->n_out, err) &&
+               check_shape(a, l->scale, a->n_out, l->n_groups, err) &&
+               check_shape(a, l->zero, a->n_out, l->n_groups, err);
+    }
+    int64_t n = entries(l->scale);
+    l->shifts = l->zero != NULL;
+    l->block[0] = n == 1 ? a->n_out : 1;
+    l->n_groups = 1;
+    l->group_len = a->n_in;
+    bool row = n == 1 || (n == a->n_out && (l->scale->dims[0] == 1 || l->scale->dims[1] == 1));
+    if (!check_shape(a, l->data, a->n_in, a->n_out, err) ||
+        (!row &&
+         (!count_groups(a, l, err) || !check_shape(a, l->scale, l->n_groups, a->n_out, err))))
+        return false;
+    if (l->zero && (l->zero->type != DT_I8 || (int64_t)l->zero->bytes != n))
+        return error_set(err,
+                         "%s: tensor %s: type %s, %zu bytes: an I8 for each of %" PRId64
+                         " scales is expected",
+                         a->path, l->zero->name, l->zero->type_name, l->zero->bytes, n);
+    return check_int8(a, l, err);
 }
 
 /* NVFP4: codes (out, in/2) U8, scales (out, in/16) FP8, and one scale per tensor. In a stack, codes
@@ -502,6 +696,10 @@ static bool find_kind(const struct layout_ask *a, struct packed_layout *l, struc
         bool mx = is_type(find(a, "weight_scale"), "U8");
         return mx ? find_mxfp4(a, l, "weight_scale", err) : find_nvfp4(a, l, err);
     }
+    if ((l->data = find(a, "W_q")))
+        return find_hqq(a, l, err);
+    if ((l->data = find(a, "_weight_qdata")))
+        return find_torchao(a, l, err);
     if (!(t = find(a, "weight")))
         return true; /* the caller that needs it reports it missing */
     l->data = t;
@@ -596,6 +794,23 @@ int64_t layout_params(const struct tensor *t, const struct layout_config *config
                                          "weight_format",
                                          "absmax",
                                          "quant_map",
+                                         "scaled_zeros",
+                                         "zero",
+                                         "nbits",
+                                         "group_size",
+                                         "axis",
+                                         "packing",
+                                         "shape",
+                                         "view_as_float",
+                                         "compute_dtype",
+                                         "offload_meta",
+                                         "channel_wise",
+                                         "unpack_view_dtype",
+                                         "optimize",
+                                         "round_zero",
+                                         "stores_quant_config",
+                                         "quant_scale",
+                                         "quant_zero",
                                          "bitsandbytes__nf4",
                                          "bitsandbytes__fp4",
                                          NULL};
@@ -608,6 +823,12 @@ int64_t layout_params(const struct tensor *t, const struct layout_config *config
     if (layout_is_spare(t->name) || ends_as(suffix, beside))
         return 0;
     size_t len = strlen(suffix);
+    if (!strcmp(suffix, "W_q"))
+        return config->bits == 3 ? n * 10 : config->bits ? n * 8 / config->bits : n;
+    if (!strcmp(suffix, "_weight_qdata"))
+        return config->bits == 4 ? n * 2 : n;
+    if (!strcmp(suffix, "qweight") && config->gemv_fast)
+        return n * 4;
     if (!strcmp(suffix, "qweight") || (!strcmp(suffix, "weight_packed") && t->type == DT_I32))
         return n * (config->bits == 8 ? 4 : 8);
     bool blocks = len > 7 && !strcmp(suffix + len - 7, "_blocks");

@@ -2,16 +2,19 @@
  * Packed matrices of Hugging Face folders. Tools differ in tensor names and packing; each matrix is read
  * into one of these formats of rawweight.h:
  *   GPTQ4    GPTQ; AWQ (gemm and gemv); compressed-tensors Int4, by group or channel, symmetric or not
- *   Q8_0     8-bit integers without zero points: GPTQ, compressed-tensors (packed or not), bitsandbytes
+ *   Q8_0     8-bit integers without zero points: GPTQ, compressed-tensors (packed or not), bitsandbytes,
+ *            torchao
  *   F8_E4M3  FP8 with a scale per tensor, channel or block: DeepSeek's names (also V4's, whose scales are exponents),
- *            compressed-tensors, ModelOpt
+ *            compressed-tensors, ModelOpt, torchao
  *   NVFP4    compressed-tensors, ModelOpt and MLX
  *   MXFP4    blocks and scales of gpt-oss; compressed-tensors; DeepSeek V4
- *   Q4_1     MLX with 2 to 4 bits: a scale and a least value per group
+ *   Q4_1     MLX with 2 to 4 bits: a scale and a least value per group; HQQ with 1 to 4 bits, groups along rows; AWQ
+ *            gemv_fast; torchao's plain Int4
  *   Q5_1     MLX with 5 bits
  *   TQ2_0    BitNet's ternary weights; Q4_0 where rows are no multiple of 256
  *   BF16     MXFP8, whose values it holds exactly
- *   F16      bitsandbytes' NF4 and FP4, MLX with 6 and 8 bits, which no other format can hold
+ *   F16      bitsandbytes' NF4 and FP4, MLX with 6 and 8 bits, HQQ with 8 bits or groups across rows, which no other
+ *            format can hold
  * A matrix's layout is recognised by its tensors, so modules that a tool did not quantise are simply plain.
  * Everything is checked here once; an error names the tensor. Loading and `convert` read through it.
  */
@@ -34,6 +37,9 @@ enum layout_kind {
     LAYOUT_MLX,
     LAYOUT_TERNARY,
     LAYOUT_MXFP8,
+    LAYOUT_GEMV_FAST,
+    LAYOUT_HQQ,
+    LAYOUT_AO4, /* torchao's Int4Tensor */
 };
 
 /* Parameters of quantization_config that the tensors do not show. */
@@ -44,6 +50,7 @@ struct layout_config {
     bool zero_plus; /* GPTQ v1: zeros are stored minus one */
     int bits;       /* bits of integers packed in words; 0 = not given */
     bool gemv;      /* AWQ: words along a row, in order */
+    bool gemv_fast; /* AWQ: words of four rows, zeros times scales */
     bool ternary;   /* U8 weights are BitNet's */
     bool divides;   /* ... whose scale divides */
     int mlx_bits;   /* of most matrices; 0 = the folder is not MLX's */
@@ -69,7 +76,9 @@ struct packed_layout {
     enum dtype type; /* format that layout_read writes */
     int n_in, n_out, n_stack;
     int group_len, n_groups; /* GPTQ4, Int8, MLX */
-    int bits;                /* MLX */
+    int bits;                /* MLX, HQQ */
+    bool across;  /* HQQ: the matrix is n_groups columns of group_len values, with a scale each */
+    bool shifts;  /* Int8: a zero point beside every scale */
     int stride;   /* AWQ gemv: scales per row, of which n_groups are used; 0 = n_groups */
     int block[2]; /* FP8: rows and columns that share a scale */
     bool zero_plus;

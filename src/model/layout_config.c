@@ -54,7 +54,10 @@ static bool read_groups(const struct meta_reader *in, const json_t *q, struct la
         return error_set(in->err, "%s: config.json: group_size: 0", in->f->path);
     const char *version = json_string_value(json_object_get(q, "version"));
     out->gemv = out->awq && version && (!strcmp(version, "gemv") || !strcmp(version, "GEMV"));
-    if (out->awq && version && strcmp(version, "gemm") && strcmp(version, "GEMM") && !out->gemv)
+    out->gemv_fast =
+        out->awq && version && (!strcmp(version, "gemv_fast") || !strcmp(version, "GEMV_FAST"));
+    if (out->awq && version && strcmp(version, "gemm") && strcmp(version, "GEMM") && !out->gemv &&
+        !out->gemv_fast)
         return refuse(in, "version", version);
     const char *format = json_string_value(json_object_get(q, "checkpoint_format"));
     if (format && strncmp(format, "gptq", 4) != 0 && !out->awq)
@@ -158,6 +161,30 @@ static bool read_mlx(const struct meta_reader *in, const json_t *q, struct layou
     return true;
 }
 
+/* HQQ: its matrices say the rest, and may differ. */
+static bool read_hqq(const struct meta_reader *in, const json_t *q, struct layout_config *out)
+{
+    double bits = 0;
+    const json_t *weights =
+        json_object_get(json_object_get(q, "quant_config"), "weight_quant_params");
+    if (!reader_number(in, weights, "nbits", 1, 8, false, &bits))
+        return false;
+    out->bits = (int)bits;
+    return true;
+}
+
+/* torchao: only whether codes are two in a byte matters here. */
+static bool read_torchao(const json_t *q, struct layout_config *out)
+{
+    const json_t *type = json_object_get(json_object_get(q, "quant_type"), "default");
+    const char *name = json_string_value(json_object_get(type ? type : q, "_type"));
+    out->bits = name && (!strcmp(name, "Int4WeightOnlyConfig") ||
+                         !strcmp(name, "Float8DynamicActivationInt4WeightConfig"))
+                    ? 4
+                    : 8;
+    return true;
+}
+
 bool layout_read_config(const struct meta_reader *in, struct layout_config *out)
 {
     /* their tensors say everything */
@@ -186,12 +213,15 @@ bool layout_read_config(const struct meta_reader *in, struct layout_config *out)
         return read_compressed(in, q, out);
     if (!strcmp(method, "bitnet"))
         return read_bitnet(in, q, out);
+    if (!strcmp(method, "hqq"))
+        return read_hqq(in, q, out);
+    if (!strcmp(method, "torchao"))
+        return read_torchao(q, out);
     return is_one_of(method, plain) ||
            error_set(
                in->err,
                "%s: config.json: quantization_config: quant_method \"%.40s\" is not supported "
-               "(auto-round, awq, bitnet, bitsandbytes, compressed-tensors, fp8, gptq, modelopt, "
-               "mxfp4 "
-               "and quark are)",
+               "(auto-round, awq, bitnet, bitsandbytes, compressed-tensors, fp8, gptq, hqq, "
+               "modelopt, mxfp4, quark and torchao are)",
                in->f->path, method);
 }

@@ -290,7 +290,7 @@ static bool read_int4(const struct packed_layout *l, const char *path, const str
 /* Q8_0 has no zero points, so every zero of 8-bit codes must be the middle value. */
 static bool check_zeros(const struct packed_layout *l, const char *path, struct error *err)
 {
-    for (size_t i = 0; l->zero && i < l->zero->bytes; i++) {
+    for (size_t i = 0; l->zero && !l->shifts && i < l->zero->bytes; i++) {
         int zero = l->words ? l->zero->data[i] + l->zero_plus - 128 : (int8_t)l->zero->data[i];
         if (zero)
             return error_set(err,
@@ -327,7 +327,14 @@ static bool read_int8(const struct packed_layout *l, const char *path, const str
             for (size_t k = 0; k < QK_32; k++) {
                 size_t j = b * QK_32 + k;
                 size_t from = gptq ? (j / 4 * (size_t)l->n_out + o) * 4 + j % 4 : o * n_in + j;
-                out->qs[k] = (int8_t)(l->data->data[from] ^ flip);
+                int code = (int8_t)(l->data->data[from] ^ flip);
+                code -= l->shifts ? (int8_t)l->zero->data[at] : 0;
+                if (code < -128 || code > 127)
+                    return error_set(err,
+                                     "%s: tensor %s: entry %zu: minus its zero point it has more "
+                                     "than 8 bits",
+                                     path, l->data->name, from);
+                out->qs[k] = (int8_t)code;
             }
         }
     }
@@ -460,13 +467,10 @@ static unsigned code_at(const uint8_t *row, size_t j, unsigned bits)
     return low >> shift & ((1u << bits) - 1);
 }
 
-/* One block of 32 codes as Q4_1, Q5_1 or F16. */
-static void put_mlx(const struct packed_layout *l, const uint8_t *row, size_t j, float scale,
-                    float least, uint8_t *to)
+/* One block of 32 codes, of values scale * code + least, as Q4_1, Q5_1 or F16. */
+static void put_block(const struct packed_layout *l, const unsigned *code, float scale, float least,
+                      uint8_t *to)
 {
-    unsigned code[QK_32], bits = (unsigned)l->bits;
-    for (size_t k = 0; k < QK_32; k++)
-        code[k] = code_at(row, j + k, bits);
     if (l->type == DT_F16) {
         for (size_t k = 0; k < QK_32; k++) {
             uint16_t half = f32_to_f16(scale * (float)code[k] + least);
@@ -506,9 +510,104 @@ static bool read_mlx(const struct packed_layout *l, const char *path, const stru
             if (!isfinite(f16_to_f32(f32_to_f16(least))) ||
                 !isfinite(f16_to_f32(f32_to_f16(scale * most + least))))
                 return bad_scale(path, l->zero, at, least, err);
-            put_mlx(l, l->data->data + o * wide, j, scale, least, out);
+            unsigned code[QK_32];
+            for (size_t k = 0; k < QK_32; k++)
+                code[k] = code_at(l->data->data + o * wide, j + k, (unsigned)l->bits);
+            put_block(l, code, scale, least, out);
         }
     }
+    return true;
+}
+
+/* Code j of row o in AWQ's gemv_fast order: in 32 columns, bits of the column's number change places; four rows of 64
+ * columns follow each other, four values a word. */
+static unsigned code_gemv_fast(const struct packed_layout *l, size_t o, size_t j)
+{
+    size_t in = j % 32, place = in / 2 % 4 * 8 + in % 2 * 4 + in / 8;
+    size_t at = o % 4 * 64 + j % 64 / 32 * 32 + place;
+    uint16_t word;
+    memcpy(&word, l->data->data + 2 * (o / 4 * (size_t)l->n_in + j / 64 * 64 + at / 4), 2);
+    return word >> at % 4 * 4 & 15;
+}
+
+/* The code of value e of group g of an HQQ matrix. */
+static unsigned code_hqq(const struct packed_layout *l, size_t g, size_t e)
+{
+    CHECK(l->bits > 0 && l->group_len > 0, "%d bits in groups of %d", l->bits, l->group_len);
+    size_t len = (size_t)l->group_len, groups = (size_t)l->n_out * (size_t)l->n_in / len;
+    size_t row = l->across ? e : g, column = l->across ? g : e;
+    size_t high = l->across ? len : groups, wide = l->across ? groups : len;
+    size_t bits = (size_t)l->bits, per = bits == 3 ? 10 : 8 / bits, step = (high + per - 1) / per;
+    size_t at = row % step * wide + column, shift = (per - 1 - row / step) * bits;
+    uint32_t word = bits == 3 ? load_u32(l->data->data, at) : l->data->data[at];
+    return word >> shift & ((1u << bits) - 1);
+}
+
+/* Codes of columns j to j + 31 of row o, their scale and what is added to it times the code. *at: the scale's entry. */
+static void affine_block(const struct packed_layout *l, size_t o, size_t j, unsigned *code,
+                         float *scale, float *least, size_t *at)
+{
+    size_t len = (size_t)l->group_len, n_out = (size_t)l->n_out, n_in = (size_t)l->n_in;
+    bool hqq = l->kind == LAYOUT_HQQ;
+    *at = hqq ? (o * n_in + j) / len : j / len * n_out + o;
+    *scale = load_float(l->scale, *at);
+    *least = load_float(l->zero, *at);
+    if (hqq)
+        *least = -*least * *scale;
+    else if (l->kind == LAYOUT_AO4)
+        *least -= 8 * *scale; /* codes are signed */
+    for (size_t k = 0; k < QK_32; k++) {
+        size_t c = j + k;
+        code[k] = hqq ? code_hqq(l, *at, (o * n_in + c) % len)
+                  : l->kind == LAYOUT_GEMV_FAST
+                      ? code_gemv_fast(l, o, c)
+                      : (l->data->data[o * (n_in / 2) + c / 2] >> c % 2 * 4 & 15) ^ 8u;
+    }
+}
+
+static bool is_half(float v)
+{
+    return isfinite(f16_to_f32(f32_to_f16(v)));
+}
+
+/* HQQ's groups across rows, as F16: neighbours have different scales. */
+static bool read_across(const struct packed_layout *l, const char *path,
+                        const struct layout_rows *r, const struct layout_planes *to,
+                        struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, groups = (size_t)l->n_out * n_in / (size_t)l->group_len;
+    uint16_t *out = (uint16_t *)to->data;
+    for (int i = 0; i < r->n; i++)
+        for (size_t j = 0, at = row_at(r, i) * n_in; j < n_in; j++, at++) {
+            size_t g = at % groups;
+            float v = ((float)code_hqq(l, g, at / groups) - load_float(l->zero, g)) *
+                      load_float(l->scale, g);
+            if (!is_half(v))
+                return bad_scale(path, l->scale, g, v, err);
+            *out++ = f32_to_f16(v);
+        }
+    return true;
+}
+
+static bool read_affine(const struct packed_layout *l, const char *path,
+                        const struct layout_rows *r, const struct layout_planes *to,
+                        struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, block = dtype_bytes(l->type, QK_32), at;
+    float most = (float)((1 << (l->bits ? l->bits : 4)) - 1), scale, least;
+    uint8_t *out = to->data;
+    if (l->across)
+        return read_across(l, path, r, to, err);
+    for (int i = 0; i < r->n; i++)
+        for (size_t j = 0; j < n_in; j += QK_32, out += block) {
+            unsigned code[QK_32];
+            affine_block(l, row_at(r, i), j, code, &scale, &least, &at);
+            if (!is_half(scale))
+                return bad_scale(path, l->scale, at, scale, err);
+            if (!is_half(least) || !is_half(scale * most + least))
+                return bad_scale(path, l->zero, at, least, err);
+            put_block(l, code, scale, least, out);
+        }
     return true;
 }
 
@@ -620,6 +719,10 @@ static bool read_one(const struct packed_layout *l, const char *path,
         return read_mlx(l, path, rows, to, err);
     case LAYOUT_TERNARY:
         return read_ternary(l, path, rows, to, err);
+    case LAYOUT_GEMV_FAST:
+    case LAYOUT_HQQ:
+    case LAYOUT_AO4:
+        return read_affine(l, path, rows, to, err);
     case LAYOUT_MXFP8:
         return read_mxfp8(l, path, rows, to, err);
     case LAYOUT_PLAIN:
