@@ -68,6 +68,8 @@ static const struct backend_ops vulkan_ops = {
     .sample = vulkan_sample,
     .probs = vulkan_probs,
     .logits = vulkan_logits,
+    .adapters = &vulkan_adapters,
+    .draft = &vulkan_draft,
     .stream = &vulkan_stream,
     .picks = &vulkan_picks,
 };

@@ -106,11 +106,11 @@ void vulkan_scale(struct vulkan *v, const struct scale_args *a)
     vulkan_run(v, KERNEL_SCALE, 0, 0, a, sizeof *a, vulkan_wide((int)a->width), a->rows, 1);
 }
 
-/* to = the output rows of from */
+/* to = the output rows of from, or all n_out rows of it in their order */
 static void gather(struct vulkan *v, uint64_t from, uint64_t to, uint32_t ld, int width, bool index)
 {
-    const struct gather_args args = {from, to, v->s.step, (uint)width, (uint)v->batch.n_out,
-                                     ld,   ld, index};
+    const struct gather_args args = {
+        from, to, v->s.step, (uint)width, (uint)v->batch.n_out, ld, ld, index ? STEP_OUT_ROWS : 0};
     vulkan_run(v, KERNEL_GATHER, 0, 0, &args, sizeof args, vulkan_wide(width), args.rows, 1);
 }
 
@@ -229,3 +229,39 @@ void vulkan_head(struct backend *be, const struct head *h)
                                              .scale = or_one(h->scale),
                                              .softcap = h->softcap});
 }
+
+static void vulkan_keep(struct backend *be, const struct norm *norm)
+{
+    struct vulkan *v = vulkan_self(be);
+    if (v->rows)
+        vulkan_read(v, norm, v->s.kept, v->s.ld_x);
+}
+
+static void vulkan_join(struct backend *be, const struct mtp *m)
+{
+    struct vulkan *v = vulkan_self(be);
+    const struct vulkan_scratch *s = &v->s;
+    const struct embed *e = &v->net->embed;
+    int E = v->net->n_embd;
+    uint32_t ld = vulkan_ld(2 * E), rows = (uint32_t)v->batch.n_tokens;
+    uint64_t hidden = s->joined + 4 * (uint64_t)E;
+    v->rows = v->batch.n_tokens;
+    v->narrow = v->angles = false;
+    v->pending = NULL;
+    vulkan_stage(v, STAGE_EMBED);
+    lookup(v, e, e->tokens, STEP_TOKENS, 0, or_one(e->scale), false);
+    const struct gather_args kept = {s->kept, hidden,  s->step, (uint)E,
+                                     rows,    s->ld_x, ld,      STEP_FROM};
+    vulkan_run(v, KERNEL_GATHER, 0, 0, &kept, sizeof kept, vulkan_wide(E), rows, 1);
+    vulkan_norm(v, &m->embed_norm, s->x, s->ld_x, s->joined, ld, E, v->rows);
+    vulkan_norm(v, &m->hidden_norm, hidden, ld, hidden, ld, E, v->rows);
+    vulkan_product(v, &(struct product){.w = m->fc,
+                                        .x = s->joined,
+                                        .y = s->x,
+                                        .ldx = ld,
+                                        .ldy = s->ld_x,
+                                        .rows = rows,
+                                        .x_div = 1});
+}
+
+const struct draft_ops vulkan_draft = {.keep = vulkan_keep, .join = vulkan_join};

@@ -206,6 +206,8 @@ void vulkan_product(struct vulkan *v, const struct product *p)
         table[row].run(v, p, g, &args);
     }
     vulkan_apart(v, false);
+    if (m->lora && v->loras.n_uses)
+        vulkan_lora_add(v, p);
 }
 
 bool vulkan_pick_info(struct backend *be, int i, struct pick_info *out)

@@ -16,7 +16,7 @@ static const uint64_t PARTS =
     PART_BOTH | PART_EXPERT_BIAS | PART_DEEPSTACK | PART_SPANS | PART_PARALLEL | PART_OWN_GATE |
     PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ALONE | PART_DELTA_NET | PART_DELTA_BETA |
     PART_SSM | PART_SHORT_CONV | PART_LATENT | PART_LATENT_TEMPERATURE | PART_SILU_CLAMP |
-    PART_ROUTER_INPUT | PART_SSM_SCALES;
+    PART_ROUTER_INPUT | PART_SSM_SCALES | PART_MTP;
 
 static bool attention_supported(const struct attention *a, int i, struct error *err)
 {
@@ -170,6 +170,8 @@ static bool own_scratch(struct vulkan *v, struct error *err)
            own_floats(v, &s->y, tokens, s->ld_x, err) &&
            own_floats(v, &s->sum, tokens, s->ld_x, err) &&
            own_floats(v, &s->before, v->parallel ? tokens : 0, s->ld_x, err) &&
+           own_floats(v, &s->kept, net->mtp.fc ? tokens : 0, s->ld_x, err) &&
+           own_floats(v, &s->joined, net->mtp.fc ? tokens : 0, vulkan_ld(2 * net->n_embd), err) &&
            own_floats(v, &s->qkv, tokens, s->ld_qkv, err) &&
            own_floats(v, &s->q, tokens, s->ld_heads, err) &&
            own_floats(v, &s->a, tokens, s->ld_heads, err) &&
@@ -194,7 +196,8 @@ static bool share_steps(struct vulkan *v, struct error *err)
 {
     const struct bounds *b = &v->bounds;
     size_t tokens = (size_t)b->max_tokens, seqs = (size_t)b->max_seqs, outs = (size_t)b->max_out;
-    size_t words = STEP_WORDS + 10 * tokens + 6 * seqs + outs + seqs * (size_t)b->max_pages + 64;
+    size_t words = STEP_WORDS + 11 * tokens + 6 * seqs + outs + seqs * (size_t)b->max_pages + 64 +
+                   vulkan_lora_words(v);
     size_t given = (size_t)b->max_embeds * (size_t)network_embed_width(v->net) * sizeof(float);
     size_t width = (size_t)vulkan_logits_width(v) * sizeof(float);
     bool ok = vulkan_own(v, &v->s.step, words * 4, err) && vulkan_own(v, &v->s.embeds, given, err);
@@ -205,7 +208,7 @@ static bool share_steps(struct vulkan *v, struct error *err)
              vulkan_share(v, &f->embeds, given, false, err) &&
              (v->net->head.w || vulkan_share(v, &f->vectors, outs * width, false, err));
     }
-    return ok && vulkan_sample_prepare(v, err);
+    return ok && vulkan_sample_prepare(v, err) && vulkan_lora_prepare(v, err);
 }
 
 void vulkan_unprepare(struct vulkan *v)
@@ -223,6 +226,7 @@ void vulkan_unprepare(struct vulkan *v)
         mem_free(f->sampled);
         f->sampled = NULL;
     }
+    vulkan_lora_close(v);
     mem_free(v->logits_row);
     mem_free(v->s.ropes);
     v->logits_row = NULL;

@@ -20,7 +20,9 @@ static uint64_t shape_of(const struct vulkan *v, const struct batch *b)
     mix(&h, (uint64_t)b->n_tokens);
     mix(&h, (uint64_t)b->n_seqs);
     mix(&h, (uint64_t)b->n_out);
-    mix(&h, (uint64_t)(b->keep * 2 + (b->n_embeds > 0)));
+    mix(&h, (uint64_t)(b->keep * 4 + (b->from != NULL) * 2 + (b->n_embeds > 0)));
+    mix(&h, (uint64_t)v->loras.n_uses);
+    mix(&h, v->loras.n_uses ? v->loras.epoch : 0);
     for (int i = 0; b->kv && i < v->net->n_layers; i++) {
         mix(&h, vulkan_address(b->kv[i].k));
         mix(&h, vulkan_address(b->kv[i].v));
@@ -62,6 +64,9 @@ static void lay_out(struct vulkan *v, struct vulkan_flight *f, const struct batc
         put(f, &used, STEP_SAVE_ROWS, b->save_rows, b->n_seqs);
         put(f, &used, STEP_SAVE_STATE, b->save_state, b->n_seqs);
     }
+    if (b->from)
+        put(f, &used, STEP_FROM, b->from, b->n_tokens);
+    vulkan_lora_put(v, to, &used);
     to[STEP_SEQ] = used;
     for (int i = 0; i < b->n_seqs; i++)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
@@ -126,6 +131,7 @@ void vulkan_begin(struct backend *be, const struct batch *b)
     v->replayed = v->narrow = v->angles = false;
     v->pending = NULL;
     v->rows = b->n_tokens;
+    vulkan_lora_begin(v);
     v->shape = shape_of(v, b);
     f->loaded = f->fenced = false;
     f->used = NULL;
@@ -197,11 +203,11 @@ void vulkan_forget_recordings(struct vulkan *v)
     v->keep = NULL;
 }
 
-/* The slot that the next recording takes: one of the same key, or the oldest. */
+/* The recording of this key and shape, or the slot that the next one takes: the oldest. */
 static struct vulkan_recording *recording_slot(struct vulkan *v, uint64_t key)
 {
     for (int i = 0; i < VULKAN_RECORDINGS; i++)
-        if (v->recordings[i].key == key)
+        if (v->recordings[i].key == key && v->recordings[i].shape == v->shape)
             return &v->recordings[i];
     return &v->recordings[v->next_recording++ % VULKAN_RECORDINGS];
 }

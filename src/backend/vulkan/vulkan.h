@@ -28,7 +28,8 @@
     X(GNORM, gnorm) X(GEMV, gemv) X(GEMM, gemm) X(HALF, half) X(GROUP, group) X(SPREAD, spread)    \
     X(GEMM_COOP, gemm_coop) X(SAMPLE_PROBS, sample_probs) X(SAMPLE_MASK, sample_mask)              \
     X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
-    X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw)
+    X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw) X(LORA_A, lora_a)                \
+    X(LORA_B, lora_b)
 /* clang-format on */
 
 enum vulkan_kernel {
@@ -90,6 +91,7 @@ struct vulkan_weight {
     void *memory;
     size_t bytes;
     uint64_t bias; /* (n_expert, n_out); 0 = none */
+    int lora;      /* its number among those that adapters may change, from 1 on; 0 = none */
 };
 
 /* The arguments of a product: rows of x (rows / x_div), rows of y. Device addresses. */
@@ -106,6 +108,8 @@ struct vulkan_scratch {
     uint64_t router, chosen, weights, logits;
     uint64_t step, embeds;            /* the step block and the given rows of the current step */
     uint64_t tokens;                  /* (max_out) the tokens chosen last */
+    uint64_t kept, joined;            /* of the MTP block */
+    uint64_t lora_table, lora_t;      /* lora.c */
     uint64_t sampling, edited, norms; /* sample.c */
     uint64_t parts;                   /* sums of attention over splits of the keys */
     uint64_t groups;                  /* the rows of each expert (shaders/tiles.glsl) */
@@ -115,6 +119,20 @@ struct vulkan_scratch {
     uint64_t *ropes;           /* (n_ropes): cos and sin of every row */
     uint64_t *freqs, *planes;
     uint32_t ld_x, ld_qkv, ld_heads, ld_hidden, ld_gate, ld_expert;
+};
+
+/* Adapters (lora.c). Other threads change `generation` alone. */
+struct vulkan_lora_weight {
+    const struct weight *w;
+    int rank; /* the largest of any adapter so far; 0: no adapter changes the weight */
+};
+struct vulkan_loras {
+    struct vulkan_lora_weight *weights; /* (n_weights) */
+    uint64_t *column;                   /* (n_weights) */
+    int n_weights, ldt;
+    unsigned generation, seen[LORA_MAX_ADAPTERS];
+    unsigned epoch; /* counts changes of a weight's rank */
+    int n_uses;     /* most adapters of a row of the step */
 };
 
 /* Offsets within a flight's settings and results. */
@@ -170,6 +188,7 @@ struct vulkan {
     struct vulkan_flight flights[2];
     uint64_t n_begun, n_ended;
     struct sampling_layout sampling;
+    struct vulkan_loras loras;
     float *logits_row;   /* (n_vocab) of a row that the host samples */
     VkCommandBuffer cmd; /* being recorded or to be submitted; NULL = none */
     VkFence fence;
@@ -278,6 +297,19 @@ struct vulkan_flight *vulkan_flight(struct vulkan *v); /* of the step begun last
 bool vulkan_tail_begin(struct vulkan *v);
 void vulkan_tail_submit(struct vulkan *v);
 extern const struct stream_ops vulkan_stream;
+
+extern const struct draft_ops vulkan_draft;
+
+/* lora.c */
+extern const struct adapter_ops vulkan_adapters;
+bool vulkan_lora_prepare(struct vulkan *v, struct error *err);
+void vulkan_lora_close(struct vulkan *v);
+size_t vulkan_lora_words(const struct vulkan *v); /* most words of a step block */
+/* begin: finds the adapters of the step; adds its lists to the block `to` at *used. */
+void vulkan_lora_begin(struct vulkan *v);
+void vulkan_lora_put(const struct vulkan *v, int32_t *to, int *used);
+/* After a product: adds what the adapters of its rows change. */
+void vulkan_lora_add(struct vulkan *v, const struct product *p);
 
 /* sample.c */
 bool vulkan_sample_prepare(struct vulkan *v, struct error *err);

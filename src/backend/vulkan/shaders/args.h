@@ -64,6 +64,9 @@ typedef uint32_t uint;
 #define STEP_STATE_OUT    18
 #define STEP_SAVE_ROWS    19
 #define STEP_SAVE_STATE   20
+#define STEP_FROM         21 /* of a step of the MTP block: kept rows */
+#define STEP_LORAS        22 /* adapters of the rows (lora.c) */
+#define STEP_OUT_LORAS    23 /* of the output rows */
 #define STEP_WORDS        24
 
 /* Kinds of norms: enum norm_kind. */
@@ -183,7 +186,7 @@ struct combine_args {
     uint width, rows, n_used, ldp, ldy, n_own, expert_first, weigh;
 };
 
-/* to[r] = from[index[r]], or scale * tanh-capped values in place */
+/* to[r] = from[index[r]]; index: a word of the step block, 0 = r */
 struct gather_args {
     ADDRESS from, to, step;
     uint width, rows, ld_from, ld_to, index;
@@ -274,4 +277,14 @@ struct row_sampler {
 struct sample_args {
     ADDRESS logits, samplers, edits, masks, raw, norms, state, tokens, chosen, probs;
     uint n_vocab, rows, mask_words;
+};
+
+/* Adapters: of row r / row_div of the step, use u: (adapter or -1, bits of the scale) at lists[2 * (u * list_rows + row)].
+ * The table has the address of a change for each adapter and weight. A change begins with LORA_WORDS words per expert:
+ * rank, parts, offset of A, then first, n, at, rank, offset of B for each part; offsets in words. */
+#define LORA_WORDS 20
+struct lora_args {
+    ADDRESS step, table, x, y, t, chosen;
+    uint lists, n_weights, weight, n_uses, rows, row_div, list_rows, n_in, n_out;
+    uint ldx, ldy, ldt, x_div, n_own, expert_first;
 };
