@@ -235,6 +235,9 @@ $(B)/tests/test_mem: LDFLAGS += $(call wrap,malloc calloc realloc free)
 $(B)/tests/test_fit: LDFLAGS += $(call wrap,mem_aligned mem_aligned_free)
 $(B)/tests/test_prefix_disk: LDFLAGS += $(call wrap,statvfs)
 # Preloaded by tests/test_faults.py. Without the build's own flags: sanitizers would watch themselves.
+$(B)/tests/vulkan_faults/libvulkan.so.1: tests/vulkan_faults.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu17 -O1 $(WARN) -D_GNU_SOURCE -fPIC -fvisibility=hidden -shared -o $@ $< -ldl
 $(B)/tests/faults.so: tests/faults.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=gnu17 -O1 $(WARN) -D_GNU_SOURCE -fPIC -shared -o $@ $< -ldl
@@ -262,7 +265,7 @@ deps-check: $(if $(filter try,$(MAKECMDGOALS))$(TESTING),deps)
 try: $(B)/steel ## install what is missing, build, and show it working
 	@sh tools/try.sh $(B)/steel
 
-TEST_TOOLS := $(addprefix $(B)/tests/,toy_gguf faults.so ops/test_ops)
+TEST_TOOLS := $(addprefix $(B)/tests/,toy_gguf faults.so ops/test_ops $(if $(HAS_VULKAN),vulkan_faults/libvulkan.so.1))
 test-build: $(MPI) $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 test: test-build ## install what is missing, build, run the tests
 	@sh tests/run.sh $(B)

@@ -27,6 +27,9 @@ export STEEL_TEST_DEVICE=vulkan
 if [ "$2" = all ]; then
     check "$ops" --backend vulkan --jobs "$(nproc)"
     check "$B/tests/test_golden"
+    check python3 tests/vulkan_faults.py "$B" all
+    check "$B/tests/test_speculate"
+    check "$B/tests/test_embed"
 else
     check "$ops" --backend vulkan --small norm
     check "$ops" --backend vulkan --small sampling
@@ -37,5 +40,6 @@ else
     done
     cmp "$out.cpu" "$out.vulkan" || fails=1
     check "$B/steel" doctor
+    check python3 tests/vulkan_faults.py "$B"
 fi
 exit $fails

@@ -70,6 +70,7 @@ static const struct backend_ops vulkan_ops = {
     .logits = vulkan_logits,
     .adapters = &vulkan_adapters,
     .draft = &vulkan_draft,
+    .tower = &vulkan_tower,
     .stream = &vulkan_stream,
     .picks = &vulkan_picks,
 };

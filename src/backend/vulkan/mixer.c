@@ -144,13 +144,19 @@ static void mix_attention(struct vulkan *v, const struct mixer *m, int layer)
     uint32_t rows = (uint32_t)v->rows;
     vulkan_angles(v);
     vulkan_read_block(v, &m->block);
-    vulkan_product(v, &(struct product){.w = a->wqkv,
-                                        .x = s->n,
-                                        .y = s->qkv,
-                                        .ldx = s->ld_x,
-                                        .ldy = s->ld_qkv,
-                                        .rows = rows,
-                                        .x_div = 1});
+    const struct product qkv = {.w = a->wqkv,
+                                .x = s->n,
+                                .y = s->qkv,
+                                .ldx = s->ld_x,
+                                .ldy = s->ld_qkv,
+                                .rows = rows,
+                                .x_div = 1};
+    const int widths[] = {a->n_heads * a->k_dim, a->n_kv_heads * a->k_dim,
+                          a->n_kv_heads * a->v_dim};
+    if (a->clips)
+        vulkan_clipped(v, &qkv, a->clips, widths, 3);
+    else
+        vulkan_product(v, &qkv);
     if (a->wgate)
         vulkan_product(v, &(struct product){.w = a->wgate,
                                             .x = s->n,
@@ -184,13 +190,17 @@ void vulkan_mixer(struct backend *be, const struct mixer *m, int layer)
         vulkan_narrow(v, wo ? &a : NULL, lda, wo ? wo->n_in : 0);
     if (!wo)
         return;
-    vulkan_product(v, &(struct product){.w = wo,
-                                        .x = a,
-                                        .y = s->y,
-                                        .ldx = lda,
-                                        .ldy = s->ld_x,
-                                        .rows = (uint32_t)v->rows,
-                                        .x_div = 1});
+    const struct product out = {.w = wo,
+                                .x = a,
+                                .y = s->y,
+                                .ldx = lda,
+                                .ldy = s->ld_x,
+                                .rows = (uint32_t)v->rows,
+                                .x_div = 1};
+    if (m->kind == MIXER_ATTENTION && m->attention.clips)
+        vulkan_clipped(v, &out, &m->attention.clips[3], &wo->n_out, 1);
+    else
+        vulkan_product(v, &out);
     if (v->parallel)
         vulkan_settle(v);
     if (v->parallel && !m->block.parallel)

@@ -50,16 +50,32 @@ static uint router_kind(enum router_kind kind)
                                     : ROUTE_SOFTMAX_TOP;
 }
 
+void vulkan_activate(struct vulkan *v, const struct ffn *f, uint64_t h, uint32_t ld, int width,
+                     int rows)
+{
+    if (f->act == ACT_NONE)
+        return;
+    const struct act_args args = {h,        (uint)width, (uint)rows, ld, activation(f->act),
+                                  f->alpha, f->limit,    f->beta};
+    vulkan_run(v, KERNEL_ACT, 0, 0, &args, sizeof args, vulkan_wide(width), args.rows, 1);
+}
+
 /* hidden = mid(act(hidden)) */
 static void activate(struct vulkan *v, const struct ffn *f, int rows, uint32_t ld)
 {
     int width = f->down->n_in;
-    if (f->act != ACT_NONE) {
-        const struct act_args args = {v->s.hidden,        (uint)width, (uint)rows, ld,
-                                      activation(f->act), f->alpha,    f->limit,   f->beta};
-        vulkan_run(v, KERNEL_ACT, 0, 0, &args, sizeof args, vulkan_wide(width), args.rows, 1);
-    }
+    vulkan_activate(v, f, v->s.hidden, ld, width, rows);
     vulkan_norm(v, &f->mid, v->s.hidden, ld, v->s.hidden, ld, width, rows);
+}
+
+/* A product of an mlp, bounded if the mlp has bounds. */
+static void bounded(struct vulkan *v, const struct product *p, const struct clip *clips, int width)
+{
+    const int widths[] = {width, width};
+    if (clips)
+        vulkan_clipped(v, p, clips, widths, p->w->n_out / width);
+    else
+        vulkan_product(v, p);
 }
 
 /* scratch.y = dense_out(sigmoid(gate) * dense(n)) */
@@ -73,14 +89,14 @@ static void dense(struct vulkan *v, const struct mlp *m)
                         .ldy = s->ld_hidden,
                         .rows = (uint32_t)v->rows,
                         .x_div = 1};
-    vulkan_product(v, &p);
+    bounded(v, &p, m->dense.clips, m->dense.down->n_in);
     activate(v, &m->dense, v->rows, s->ld_hidden);
     p.w = m->dense.down;
     p.x = s->hidden;
     p.ldx = s->ld_hidden;
     p.y = s->y;
     p.ldy = s->ld_x;
-    vulkan_product(v, &p);
+    bounded(v, &p, m->dense.clips ? m->dense.clips + 2 : NULL, m->dense.down->n_out);
     if (m->dense_gate) {
         p.w = m->dense_gate;
         p.x = s->n;

@@ -106,6 +106,14 @@ void vulkan_scale(struct vulkan *v, const struct scale_args *a)
     vulkan_run(v, KERNEL_SCALE, 0, 0, a, sizeof *a, vulkan_wide((int)a->width), a->rows, 1);
 }
 
+void vulkan_copy_rows(struct vulkan *v, uint64_t from, uint32_t ld_from, uint64_t to,
+                      uint32_t ld_to, int width, int rows)
+{
+    const struct gather_args args = {from,       to,      v->s.step, (uint)width,
+                                     (uint)rows, ld_from, ld_to,     0};
+    vulkan_run(v, KERNEL_GATHER, 0, 0, &args, sizeof args, vulkan_wide(width), args.rows, 1);
+}
+
 /* to = the output rows of from, or all n_out rows of it in their order */
 static void gather(struct vulkan *v, uint64_t from, uint64_t to, uint32_t ld, int width, bool index)
 {
@@ -190,7 +198,10 @@ void vulkan_embed(struct backend *be, const struct embed *e)
     v->angles = false;
     v->pending = NULL;
     vulkan_stage(v, STAGE_EMBED);
-    lookup(v, e, e->tokens, STEP_TOKENS, 0, or_one(e->scale), false);
+    if (e->patches)
+        vulkan_patches(v, e);
+    else
+        lookup(v, e, e->tokens, STEP_TOKENS, 0, or_one(e->scale), false);
     if (e->positions)
         lookup(v, e, e->positions, STEP_POS, e->pos_offset, 1, true);
     if (e->types)

@@ -16,7 +16,7 @@ static const uint64_t PARTS =
     PART_BOTH | PART_EXPERT_BIAS | PART_DEEPSTACK | PART_SPANS | PART_PARALLEL | PART_OWN_GATE |
     PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ALONE | PART_DELTA_NET | PART_DELTA_BETA |
     PART_SSM | PART_SHORT_CONV | PART_LATENT | PART_LATENT_TEMPERATURE | PART_SILU_CLAMP |
-    PART_ROUTER_INPUT | PART_SSM_SCALES | PART_MTP;
+    PART_ROUTER_INPUT | PART_SSM_SCALES | PART_MTP | PART_TOWER;
 
 static bool attention_supported(const struct attention *a, int i, struct error *err)
 {
@@ -26,6 +26,8 @@ static bool attention_supported(const struct attention *a, int i, struct error *
                          dim, MAX_HEAD_DIM);
     if (a->k_dim % 2 || a->v_dim % 2)
         return network_refuse(err, i, "heads of an odd number of values are", "vulkan");
+    if (a->clips && a->gated)
+        return network_refuse(err, i, "a bound of gated attention's inputs is", "vulkan");
     if (a->gated && a->norm_whole && a->q_norm.kind)
         return network_refuse(err, i, "a gate beside a QK-norm over a whole projection is",
                               "vulkan");
@@ -50,6 +52,8 @@ bool vulkan_supports(struct backend *be, const struct network *net, struct error
     if (net->has_prev_stage || net->has_next_stage)
         return error_set(err, "pipeline stages are not supported on vulkan");
     if (!network_check(net, PARTS, "vulkan", err))
+        return false;
+    if (!vulkan_tower_supported(net, err))
         return false;
     for (int i = 0; i < net->n_layers; i++) {
         const struct layer *l = &net->layers[i];
@@ -208,7 +212,8 @@ static bool share_steps(struct vulkan *v, struct error *err)
              vulkan_share(v, &f->embeds, given, false, err) &&
              (v->net->head.w || vulkan_share(v, &f->vectors, outs * width, false, err));
     }
-    return ok && vulkan_sample_prepare(v, err) && vulkan_lora_prepare(v, err);
+    return ok && vulkan_sample_prepare(v, err) && vulkan_lora_prepare(v, err) &&
+           vulkan_tower_prepare(v, err);
 }
 
 void vulkan_unprepare(struct vulkan *v)

@@ -29,7 +29,7 @@
     X(GEMM_COOP, gemm_coop) X(SAMPLE_PROBS, sample_probs) X(SAMPLE_MASK, sample_mask)              \
     X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
     X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw) X(LORA_A, lora_a)                \
-    X(LORA_B, lora_b)
+    X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join)
 /* clang-format on */
 
 enum vulkan_kernel {
@@ -106,13 +106,14 @@ struct product {
 struct vulkan_scratch {
     uint64_t x, n, y, before, qkv, q, a, gate, hidden, part, sum, narrow;
     uint64_t router, chosen, weights, logits;
-    uint64_t step, embeds;            /* the step block and the given rows of the current step */
-    uint64_t tokens;                  /* (max_out) the tokens chosen last */
-    uint64_t kept, joined;            /* of the MTP block */
-    uint64_t lora_table, lora_t;      /* lora.c */
-    uint64_t sampling, edited, norms; /* sample.c */
-    uint64_t parts;                   /* sums of attention over splits of the keys */
-    uint64_t groups;                  /* the rows of each expert (shaders/tiles.glsl) */
+    uint64_t step, embeds;       /* the step block and the given rows of the current step */
+    uint64_t tokens;             /* (max_out) the tokens chosen last */
+    uint64_t kept, joined;       /* of the MTP block */
+    uint64_t lora_table, lora_t; /* lora.c */
+    uint64_t patches, merged[2], features, clip_in, clip_out; /* tower.c */
+    uint64_t sampling, edited, norms;                         /* sample.c */
+    uint64_t parts;            /* sums of attention over splits of the keys */
+    uint64_t groups;           /* the rows of each expert (shaders/tiles.glsl) */
     uint64_t half, half_scale; /* a product's inputs as fp16, and what their rows were divided by */
     uint32_t ld_half;
     uint64_t absorbed, summed; /* latent attention: queries and sums of latents, of every head */
@@ -299,6 +300,22 @@ void vulkan_tail_submit(struct vulkan *v);
 extern const struct stream_ops vulkan_stream;
 
 extern const struct draft_ops vulkan_draft;
+
+/* Activations of `width` outputs: h[i] = act(h[i], h[width + i]). */
+void vulkan_activate(struct vulkan *v, const struct ffn *f, uint64_t h, uint32_t ld, int width,
+                     int rows);
+/* Rows of `from` to rows of `to`. */
+void vulkan_copy_rows(struct vulkan *v, uint64_t from, uint32_t ld_from, uint64_t to,
+                      uint32_t ld_to, int width, int rows);
+
+/* tower.c */
+extern const struct tower_ops vulkan_tower;
+bool vulkan_tower_supported(const struct network *net, struct error *err);
+bool vulkan_tower_prepare(struct vulkan *v, struct error *err);
+void vulkan_patches(struct vulkan *v, const struct embed *e); /* the stream of a step of patches */
+/* A product whose outputs are n parts of widths[k], bounded by clips[k]. */
+void vulkan_clipped(struct vulkan *v, const struct product *p, const struct clip *clips,
+                    const int *widths, int n);
 
 /* lora.c */
 extern const struct adapter_ops vulkan_adapters;

@@ -288,3 +288,21 @@ struct lora_args {
     uint lists, n_weights, weight, n_uses, rows, row_div, list_rows, n_in, n_out;
     uint ldx, ldy, ldt, x_div, n_own, expert_first;
 };
+
+/* Image towers (tower.c). */
+struct patch_args {
+    ADDRESS step, embeds, patches, x;
+    uint rows, width, embed_width, ldp, ldx;
+    int n_vocab;
+};
+
+struct clip_args {
+    ADDRESS from, to;
+    uint rows, width, ld_from, ld_to;
+    float least, most;
+};
+
+struct join_args {
+    ADDRESS x, y;
+    uint rows, each, width, mean;
+};
