@@ -361,7 +361,8 @@ rm "$tmp/odd/generation_config.json"
 echo '{"temperature": -1, "top_k": "many", "top_p": 7, "min_p": null}' >"$tmp/odd/generation_config.json"
 [ "$(advice "$tmp/odd")" = 'temp = 0.8 top_k = 40 top_p = 0.95 min_p = 0.05 ' ] ||
     { echo "FAIL: odd advice gives $(advice "$tmp/odd")"; failures=$((failures + 1)); }
-expect 1 'cuda: --deterministic is for the CPU' "$steel" run --device cuda --deterministic -p hi
+expect 1 'cuda: --no-repack is for the CPU' "$steel" run --device cuda --no-repack -p hi
+expect 1 'vulkan: \(--deterministic is not offered\|this build has no Vulkan\)' "$steel" run --device vulkan --deterministic -p hi
 expect 1 'unknown device' "$steel" run --device gpu -p hi
 expect 2 'gpu-memory-utilization' "$steel" run --gpu-memory-utilization 7 -p hi
 

@@ -1,6 +1,8 @@
 /*
  * A sequence's logits do not depend on its company: alone, cut into chunks, decoded token by token,
- * batched with others, mixed with others' prompts: the same within 1e-5 relative, with F32 KV.
+ * batched with others, mixed with others' prompts, computed again on other pages: the same within 1e-5 relative,
+ * with F32 KV. With STEEL_TEST_DEVICE=cuda, the same bytes, with F16 KV; of one family with STEEL_TEST_FAMILY=name,
+ * and with STEEL_TEST_BRIEF, for the simulator, over fewer steps.
  * Also: pages are all given back, and a full cache or context is refused without side effects.
  */
 #include <setjmp.h>
@@ -96,16 +98,23 @@ static const char *const larger[] = {
 
 enum { LEN = 45 };
 
+static const char *device(void)
+{
+    return getenv("STEEL_TEST_DEVICE");
+}
+
 static struct runtime *open_model(const char *path)
 {
+    enum dtype kv = device() ? DT_F16 : DT_F32;
     struct runtime_options opt = {.context = 64,
-                                  .k_type = DT_F32,
-                                  .v_type = DT_F32,
+                                  .k_type = kv,
+                                  .v_type = kv,
                                   .max_seqs = 8,
                                   .max_tokens = 128,
                                   .max_out = 128};
     opt.backend.threads = 2;
-    opt.backend.deterministic = true; /* changes nothing but on AMX */
+    opt.backend.deterministic = true; /* on a CPU it changes nothing but on AMX */
+    opt.backend.device = device();
     struct error err = {0};
     struct runtime *rt = runtime_open(path, &opt, &err);
     CHECK(rt, "%s", err.msg);
@@ -191,17 +200,26 @@ static void compare(struct runtime *rt, const struct seq_run *a, const float *b,
             fmax(most, difference(a->rows + (size_t)t * (size_t)V, b + (size_t)t * (size_t)V, V));
     print_message("  %-12s largest relative difference %.2g\n", what, most);
     assert_true(most <= 1e-5);
+    if (device())
+        assert_memory_equal(a->rows, b, (size_t)n * (size_t)V * sizeof *b);
 }
 
 static void company_does_not_matter(const char *const *paths, size_t n)
 {
+    const char *only = getenv("STEEL_TEST_FAMILY");
     for (size_t p = 0; p < n; p++) {
+        const char *name = strrchr(paths[p], '/') + 1;
+        if (only && strcmp(only, name) != 0)
+            continue;
+        if (device_refuses(paths[p], NULL))
+            continue;
         print_message("%s\n", paths[p]);
         struct runtime *rt = open_model(paths[p]);
         struct seq_run alone[1], runs[5];
         runs_init(rt, alone, 1);
         advance(rt, alone, (int[]){LEN}, 1);
         float *want = alone[0].rows;
+        int singles = getenv("STEEL_TEST_BRIEF") ? 5 : LEN; /* the last rows, one by one */
 
         runs_init(rt, runs, 1); /* chunks of 7 */
         while (runs[0].fed < LEN)
@@ -210,24 +228,41 @@ static void company_does_not_matter(const char *const *paths, size_t n)
         runs_clear(rt, runs, 1);
 
         runs_init(rt, runs, 1); /* token by token */
+        if (singles < LEN)
+            advance(rt, runs, (int[]){LEN - singles}, 1);
         while (runs[0].fed < LEN)
             advance(rt, runs, (int[]){1}, 1);
         compare(rt, &runs[0], want, LEN, "one by one");
         runs_clear(rt, runs, 1);
 
         runs_init(rt, runs, 5); /* five decode side by side */
-        for (int t = 0; t < LEN; t++)
+        for (int i = 0; i < 5 && singles < LEN; i++)
+            advance(rt, runs, (int[]){i ? 0 : LEN - singles, i == 1, i == 2, i == 3, i == 4}, 5);
+        for (int t = LEN - singles; t < LEN; t++)
             advance(rt, runs, (int[]){1, 1, 1, 1, 1}, 5);
         compare(rt, &runs[0], want, LEN, "batched");
         runs_clear(rt, runs, 5);
 
         runs_init(rt, runs, 5); /* decodes mixed with prompts of others */
-        advance(rt, runs, (int[]){9, 0, 5, 0, 0}, 5);
-        for (int t = 9; t < LEN; t++)
+        int first = singles < LEN ? LEN - 9 : 9;
+        advance(rt, runs, (int[]){first, 0, 5, 0, 0}, 5);
+        if (singles < LEN)
+            advance(rt, runs, (int[]){1, 31, 1, 0, 4}, 5);
+        for (int t = runs[0].fed; t < LEN; t++)
             advance(rt, runs,
                     (int[]){1, t == 12 ? 31 : 0, 1, t == 20 ? 45 : 0, t % 3 == 0 && t < 40 ? 4 : 0},
                     5);
         compare(rt, &runs[0], want, LEN, "mixed");
+        /* Preempted: its pages and slots go, others take them, and it is computed again elsewhere. */
+        kvcache_release(rt->kv, &runs[0].seq);
+        runs[0].fed = 0;
+        runs[4].fed = 0;
+        kvcache_release(rt->kv, &runs[4].seq);
+        advance(rt, runs, (int[]){0, 0, 0, 0, 20}, 5);
+        advance(rt, runs, (int[]){singles < LEN ? LEN - 3 : 30, 0, 0, 0, 1}, 5);
+        while (runs[0].fed < LEN)
+            advance(rt, runs, (int[]){1, 0, 0, 0, runs[4].fed < LEN}, 5);
+        compare(rt, &runs[0], want, LEN, "preempted");
         runs_clear(rt, runs, 5);
         runs_clear(rt, alone, 1);
         assert_int_equal(rt->kv->n_free, rt->kv->n_pages);

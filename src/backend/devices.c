@@ -151,15 +151,17 @@ struct backend *backend_open(const struct backend_options *opt, struct error *er
         error_unknown(device, err);
         return NULL;
     }
-    if (t->kind == DEVICE_GPU && (opt->deterministic || opt->no_repack || opt->expert_memory)) {
+    if (t->kind == DEVICE_GPU && (opt->no_repack || opt->expert_memory)) {
         error_set(err, "--device %s: %s is for the CPU alone", device,
-                  opt->deterministic ? "--deterministic"
-                  : opt->no_repack   ? "--no-repack"
-                                     : "--expert-memory");
+                  opt->no_repack ? "--no-repack" : "--expert-memory");
         return NULL;
     }
     if (t->missing) {
         error_set(err, "--device %s: %s", device, t->missing);
+        return NULL;
+    }
+    if (t->kind == DEVICE_GPU && opt->deterministic && !t->deterministic) {
+        error_set(err, "--device %s: --deterministic is not offered by %s", device, t->name);
         return NULL;
     }
     struct backend *be = t->open(opt, &why);

@@ -44,6 +44,7 @@ struct device_type {
     size_t (*room)(const char *device, double fraction);
     void (*id)(struct backend *be, unsigned char id[16]); /* globally unique */
     bool (*facts)(struct backend *be, struct gpu_facts *out);
+    bool deterministic; /* backend_options.deterministic is obeyed */
 };
 
 /* The names for --help. */

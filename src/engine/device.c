@@ -32,7 +32,7 @@ enum device_kind device_choose(const struct device_facts *f, struct error *notic
 bool device_fits(const struct device_facts *f, struct error *err)
 {
     size_t need = f->weights + f->kv + f->scratch, beside = f->kv + f->scratch;
-    if (!f->room || f->deterministic || f->no_repack || need <= f->room)
+    if (!f->room || f->no_repack || need <= f->room)
         return true;
     double bits = f->room > beside && f->n_params > 0
                       ? (double)(f->room - beside) * 8 / (double)f->n_params

@@ -15,7 +15,7 @@
 struct device_facts {
     enum device_kind asked;
     const char *name;              /* as the user gave it */
-    bool deterministic, no_repack; /* options that only the CPU supports */
+    bool deterministic, no_repack; /* "auto" runs these on the CPU; no_repack is for it alone */
     bool isa_forced;               /* STEEL_ISA names the CPU's kernels */
     size_t room;                   /* free bytes of the GPU; 0 = no GPU */
     int64_t n_params;

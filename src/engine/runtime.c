@@ -79,7 +79,7 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     out->device = join_gpu(out->device, device_count(out->device), rt->gpu, sizeof rt->gpu);
     if (is_auto && (f.isa_forced || size->bytes < DEVICE_SMALL_MODEL || !device_count("auto")))
         f.room = 0;
-    else if (f.deterministic || f.no_repack)
+    else if ((f.deterministic && is_auto) || f.no_repack)
         f.room = 1; /* a GPU that will not be used is not initialised */
     else
         f.room = device_room(out->device, gpu_share(opt)) / (size_t)look.on_gpu;

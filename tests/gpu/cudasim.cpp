@@ -346,10 +346,28 @@ uint32_t sim_byte_perm(uint32_t a, uint32_t b, uint32_t sel)
     return r;
 }
 
-static float element(uint32_t pair, int i, bool bf16)
+/* Every fp16 value, as the tensor cores see it. */
+struct half_table {
+    float value[1 << 16];
+    half_table()
+    {
+        for (int i = 0; i < 1 << 16; i++)
+            value[i] = sim_half_to_float((uint16_t)i);
+    }
+};
+static const half_table halves;
+
+static double element(uint32_t pair, int i, bool bf16)
 {
     uint16_t h = (uint16_t)(pair >> 16 * i);
-    return bf16 ? bf16_float(h) : sim_half_to_float(h);
+    return (double)(bf16 ? bf16_float(h) : halves.value[h]);
+}
+
+/* Row `row_half` of this lane's group in an A fragment of 16 columns. */
+static void fragment_row(const warp *w, int g, int row_half, bool bf16, double (&x)[16])
+{
+    for (int k = 0; k < 16; k++)
+        x[k] = element(w->a[g * 4 + k % 8 / 2][row_half + 2 * (k / 8)], k % 2, bf16);
 }
 
 void sim_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool bf16)
@@ -360,15 +378,16 @@ void sim_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bo
     w->b[lane][0] = b0;
     w->b[lane][1] = b1;
     sim_warp_barrier(0xffffffffu);
+    double x[2][16], y[2][16];
+    for (int i = 0; i < 2; i++) {
+        fragment_row(w, g, i, bf16, x[i]);
+        for (int k = 0; k < 16; k++)
+            y[i][k] = element(w->b[(2 * c + i) * 4 + k % 8 / 2][k / 8], k % 2, bf16);
+    }
     for (int o = 0; o < 4; o++) {
-        int row_half = o / 2, col = 2 * c + o % 2;
         double sum = d[o];
-        for (int k = 0; k < 16; k++) {
-            int kc = k % 8 / 2, ki = k % 2, kh = k / 8;
-            float x = element(w->a[g * 4 + kc][row_half + 2 * kh], ki, bf16);
-            float y = element(w->b[col * 4 + kc][kh], ki, bf16);
-            sum += (double)x * (double)y;
-        }
+        for (int k = 0; k < 16; k++)
+            sum += x[o / 2][k] * y[o % 2][k];
         d[o] = (float)sum;
     }
     sim_warp_barrier(0xffffffffu);
@@ -446,10 +465,13 @@ void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16, boo
     sim_wg_barrier();
     size_t start = (size_t)(desc & 0x3fff) << 4, panel = (size_t)(desc >> 16 & 0x3fff) << 4;
     size_t group = (size_t)(desc >> 32 & 0x3fff) << 4; /* bytes between groups of 8 rows */
+    double x[2][16];
+    for (int i = 0; i < 2; i++)
+        fragment_row(w, g, i, bf16, x[i]);
     for (int t = 0; t < n / 8; t++)
-        for (int o = 0; o < 4; o++) {
-            int row_half = o / 2, col = 8 * t + 2 * c + o % 2;
-            double sum = d[4 * t + o];
+        for (int i = 0; i < 2; i++) {
+            int col = 8 * t + 2 * c + i;
+            double sum[2] = {d[4 * t + i], d[4 * t + 2 + i]};
             for (int k = 0; k < 16; k++) {
                 size_t row = (size_t)(transposed ? k : col),
                        in_row = (size_t)(transposed ? col : k);
@@ -458,10 +480,12 @@ void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16, boo
                 at ^= (at >> 7 & 7) << 4;
                 uint16_t h;
                 memcpy(&h, shared_memory + at, 2);
-                float x = element(w->a[g * 4 + k % 8 / 2][row_half + 2 * (k / 8)], k % 2, bf16);
-                sum += (double)x * (double)(bf16 ? bf16_float(h) : sim_half_to_float(h));
+                double y = element(h, 0, bf16);
+                sum[0] += x[0][k] * y;
+                sum[1] += x[1][k] * y;
             }
-            d[4 * t + o] = (float)sum;
+            d[4 * t + i] = (float)sum[0];
+            d[4 * t + 2 + i] = (float)sum[1];
         }
     sim_wg_barrier();
 }

@@ -180,6 +180,19 @@ void mlp_close(struct mlp_net *n);
 void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum dtype down,
               enum dtype router, int rows, float scale);
 
+/* invariant.c. bytes_only: set while the cases of other groups, once their network is prepared, call invariant_cuts
+ * in place of comparing with the reference. It runs the network's layers over sequences that are cut and mixed in
+ * several ways, and compares bytes. tokens: from tokens to logits, else from rows of the stream to rows. */
+extern bool bytes_only;
+void invariant_cuts(struct duo *d, const char *what, bool tokens);
+void test_invariant(int part, int parts);
+void cut_delta(void); /* mixers.c */
+void cut_mixers(void);
+void cut_latent(void);
+void cut_parts(void); /* parts.c */
+void cut_model(void);    /* steps.c */
+void cut_encoders(void); /* encoders.c */
+
 void test_heads(void);
 void test_cache_types(int part, int parts); /* heads.c; cases part, part + parts and so on */
 void test_delta_net(void);                  /* mixers.c */

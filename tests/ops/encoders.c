@@ -216,7 +216,9 @@ static void encoder_case(const struct encoder_case *c, const char *named)
     bool runs = duo_runs(&d, named);
     if (runs)
         duo_prepare(&d);
-    for (int mixed = small; runs && mixed < 2;
+    if (runs && bytes_only)
+        invariant_cuts(&d, named, true);
+    for (int mixed = small; runs && !bytes_only && mixed < 2;
          mixed++) { /* with types, and without: all of them are 0 */
         struct plan p;
         int32_t types[512];
@@ -260,4 +262,10 @@ void force_encoders(bool (*takes)(const char *formats, enum dtype t), const char
         if (takes(formats, cases[i].type) &&
             (small ? i == MANY_ROWS || i == NARROW : !light || i % 2 == 0))
             encoder_case(&cases[i], forced);
+}
+
+void cut_encoders(void)
+{
+    for (int i = 0; i < N_CASES; i++)
+        encoder_case(&cases[i], cases[i].name);
 }

@@ -74,6 +74,11 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
         d.kv[side][1] = d.kv[side][0];
     }
     duo_prepare(&d);
+    if (bytes_only) { /* steps that follow each other: a cache for each layer */
+        kv_new(&d, 1);
+        invariant_cuts(&d, what, false);
+        kv_free(&d, 1);
+    }
     struct plan p;
     plan_make(&p, s, seqs, n_seqs, pad);
     if (s->heads & HEADS_PLANES)
@@ -83,7 +88,7 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
     for (int i = 0; i < p.b.n_out; i++)
         memcpy(x_out + (size_t)i * (size_t)s->n_embd, x + (size_t)p.out_rows[i] * (size_t)s->n_embd,
                (size_t)s->n_embd * sizeof *x);
-    for (int layer = 0; layer < 2; layer++) {
+    for (int layer = 0; layer < 2 && !bytes_only; layer++) {
         begin(&d, &p);
         stream_put(&d, x, p.b.n_tokens);
         EACH(side)

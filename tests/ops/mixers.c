@@ -84,7 +84,9 @@ static void run_turns(struct duo *d, const struct dims *s, const char *group, co
         fail_if(!d->kv[side][0].state, err.msg);
     }
     duo_prepare(d);
-    for (int i = 0; i < n_turns; i++) {
+    if (bytes_only)
+        invariant_cuts(d, name, false);
+    for (int i = 0; i < n_turns && !bytes_only; i++) {
         struct plan p;
         int32_t states[16];
         char what[100];
@@ -525,10 +527,14 @@ static void latent_steps(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum 
         size_t bytes =
             dtype_bytes(kv_type, (size_t)s.b.n_pages * (size_t)s.b.page_len * (size_t)(C + Dr));
         rows_new(&d, 0, C + Dr, false);
+        char what[100];
         duo_prepare(&d);
-        for (int i = 0; i < 3 + many; i++) {
+        snprintf(what, sizeof what, "%d heads of %d+%d/%d over %d, %s, cache %s", H, Dn, Dr, Dv, C,
+                 dtype_name(type), dtype_name(kv_type));
+        if (bytes_only)
+            invariant_cuts(&d, what, false);
+        for (int i = 0; i < 3 + many && !bytes_only; i++) {
             struct plan p;
-            char what[100];
             plan_make(&p, &s, plans[i].seqs, plans[i].n, i % 2 == 0);
             p.b.n_out = p.b.n_tokens; /* the layer is the last */
             for (int r = 0; r < p.b.n_tokens; r++)
@@ -664,7 +670,9 @@ static void sparse_steps(struct duo *d, const struct dims *s, const char *what)
         const int (*seqs)[2];
         int n;
     } plans[] = {{decode, 5}, {mixed, 5}, {few, 2}};
-    for (int i = 0; i < 3; i++) {
+    if (bytes_only)
+        invariant_cuts(d, what, false);
+    for (int i = 0; i < 3 && !bytes_only; i++) {
         struct plan p;
         char text[120];
         plan_make(&p, s, plans[i].seqs, plans[i].n, i == 0);
@@ -869,4 +877,36 @@ void test_scan(void)
     scan_case(256, 16, 8, 4, true);
     scan_case(40, 5, 3, 3, false); /* no whole panels */
     report("scan", before);
+}
+
+void cut_delta(void)
+{
+    delta_case(2, 4, 128, 128, 4, false, turns, 0);
+    delta_case(2, 6, 32, 48, 4, true, turns, 0);
+    delta_case(1, 3, 20, 24, 3, false, turns, 0);
+    beta_scale = 2;
+    delta_case(2, 2, 128, 128, 4, false, turns, 0);
+    beta_scale = 0;
+}
+
+void cut_mixers(void)
+{
+    ssm_case((struct ssm_test){8, 2, 64, 128, 4, 1, .bias = true});
+    ssm_case((struct ssm_test){3, 3, 20, 16, 4, 0, .limits = true, .bias = true, .scales = true});
+    ssm_case((struct ssm_test){4, 4, 64, 64, 1, 1, .norm_first = true, .lightning = true});
+    scan_case(256, 16, 8, 4, true);
+    scan_case(40, 5, 3, 3, false);
+    short_conv_case(3, false);
+    short_conv_case(4, true);
+}
+
+void cut_latent(void)
+{
+    latent_case(5, 128, 64, 128, 512, 192, DT_BF16, DT_F16);
+    latent_case(8, 32, 16, 32, 96, 0, DT_Q8_0, DT_F32);
+    latent_case(3, 20, 10, 12, 36, 24, DT_F16, DT_F16);
+    latent_case(4, 32, 32, 32, 96, 0, DT_F32, DT_Q4_0);
+    latent_case(5, 128, 64, 128, 512, 0, DT_F16, DT_F8_E4M3);
+    sparse_latent_case(4, 12, 32, 20, false);
+    sparse_blocks_case(8, 2, 64, 16, 3);
 }

@@ -280,6 +280,7 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.temp_offset = l->temp_offset;
     p.norm_late = l->norm_late;
     p.chunked = l->chunked;
+    p.exact = cu->exact;
     return p;
 }
 
@@ -405,7 +406,7 @@ struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, con
         index_attend(cu, p, *l->choice);
         return a;
     }
-    if (l->spans || l->chunked) {
+    if (l->spans || l->chunked || l->any) {
         attn_any(cu, p, 0, s->n_tokens);
         return a;
     }

@@ -52,6 +52,7 @@ struct attn_args {
     /* attn_heads_kernel only */
     bool norm_late;
     int temp_offset;
+    bool exact; /* cuda_backend.exact: attn_prefill_wide only */
 };
 
 DEVICE float score_capped(float s, float cap)

@@ -231,7 +231,7 @@ void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const stru
                  struct rows *a)
 {
     struct encode_args p = {};
-    a->fp16 = pick_fp16_only(s->n_tokens);
+    a->fp16 = pick_fp16_only(cu, s->n_tokens);
     a->n_floats = a->fp16 ? 0 : a->n;
     p.qkv = cu->encoder->qkv;
     p.tiles = (const int2 *)(cu->step.dev + cu->step.layout.q_tiles);

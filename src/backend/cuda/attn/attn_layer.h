@@ -40,6 +40,7 @@ struct attn_layer {
     bool chunked;                      /* the window is a chunk: keys pos - pos % window..pos */
     bool norm_late;                    /* q and k are normed after RoPE */
     bool floats;                       /* the result is read as floats: no other form of it */
+    bool any;                          /* attn_any, since rows of other steps may have spans */
     const struct index_choice *choice; /* rows see what an indexer chose (index.h); NULL = all */
 };
 

@@ -144,7 +144,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 128 ? 1 : 2)
     t.first_pos = p.step.pos[t.row0];
     t.last_pos = t.first_pos + t.rows - 1;
     t.from = p.window && t.first_pos - p.window + 1 > 0 ? t.first_pos - p.window + 1 : 0;
-    t.from &= ~15;
+    t.from &= p.exact ? ~(WIDE_KEYS - 1) : ~15; /* the same rounds, whichever row is first */
     t.kv_head = h0 * p.kv.n_kv / p.n_heads;
 
     attn_prefill_wide_load<D, QUANT>(p, t, false, t.from, sh.k[0]);

@@ -128,8 +128,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
     c.y = cu->act.q;
-    c.attn.raw =
-        s.n_decode == s.n_tokens && !l->spans && !l->chunked && !l->choice && attn_takes_raw(cu, l);
+    c.attn.raw = !cu->exact && s.n_decode == s.n_tokens && !l->spans && !l->chunked && !l->choice && attn_takes_raw(cu, l);
     c.attn.layer = l;
     c.step = &s;
     const struct cuda_pick *p = pick_find(cu, PICK_QKV, &c);
@@ -178,9 +177,11 @@ static void narrow(struct cuda_backend *cu, struct rows *a)
     if (r->narrow)
         return;
     r->narrow = true;
-    if (cu->step.layout.out_is_all)
+    if (cu->step.layout.out_is_all && !cu->exact)
         return;
     struct rows x = resid_plain(cu, r);
+    if (cu->step.layout.out_is_all) /* only the sum, so that it is rounded as in other steps */
+        return;
     step_gather(cu, &s, x.floats, cu->act.stream_out, x.width);
     if (r->before) {
         step_gather(cu, &s, r->before, cu->act.before_out, x.width);
@@ -237,6 +238,7 @@ static struct attn_layer layer_of(const struct cuda_backend *cu, const struct at
     l.window = a->chunked && !l.chunked ? 0 : l.window;
     l.norm_late = a->norm_late;
     l.floats = a->wgate || a->out_norm.kind;
+    l.any = cu->exact && a->span && cu->shape.max_embeds;
     return l;
 }
 
@@ -494,6 +496,8 @@ static struct backend *open_device(const struct backend_options *opt, struct err
     whole->be.ops = &ops;
     whole->be.async = whole->be.records = true;
     whole->be.own_memory = true;
+    whole->be.invariance = INVARIANCE_CHOSEN;
+    whole->be.deterministic = opt->deterministic;
     cu->be = &whole->be;
     if (!cuda_open_device(cu, cuda_device_number(opt->device), opt->background, err)) {
         cuda_close(cu->be);
@@ -503,4 +507,5 @@ static struct backend *open_device(const struct backend_options *opt, struct err
 }
 
 extern "C" const struct device_type cuda_device = {
-    "cuda", DEVICE_GPU, NULL, open_device, cuda_count, NULL, cuda_room, cuda_device_id, cuda_facts};
+    "cuda",     DEVICE_GPU,     NULL,       open_device, cuda_count, NULL,
+    cuda_room,  cuda_device_id, cuda_facts, true};

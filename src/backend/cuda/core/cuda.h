@@ -146,6 +146,8 @@ struct step_layout {
     bool out_is_all; /* out_rows is 0..n_tokens-1 */
     bool deep;       /* a decode has many keys (pick_deep), which selects other kernels */
     bool beyond;     /* a sequence has more keys than model_shape.limit */
+    bool decodes;    /* every sequence has one row */
+    bool exact;      /* cuda_backend.exact: its steps have no decodes, so n_decode is 0 */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
     int states, types, rope_pos;
@@ -495,6 +497,9 @@ struct cuda_backend {
     cudaStream_t stream;
     struct error error; /* the first failure */
     bool failed;
+    /* backend.deterministic of the step begun last: pick.cu chooses kernels whose result for a row
+     * depends on that row alone, and a decode is computed as a prompt of one row. */
+    bool exact;
     struct device_abilities can;
     struct device_memory memory;
     struct launch_state launch;
@@ -739,6 +744,23 @@ enum pick_needs {
     NEEDS_GRID_BARRIER /* blocks that may wait for each other: device_abilities.grid_barrier */
 };
 
+/* The arithmetic of a kernel whose result for a row depends on that row alone: not on the number of
+ * rows, on their order, or on where they are in memory. Two kernels of one class give the same bits
+ * for the same row. */
+enum pick_class {
+    CLASS_NONE,   /* it may depend on more */
+    CLASS_WGMMA,  /* products: fp16 rows and weights on wgmma, k split by the shape of the weight */
+    CLASS_CHUNKS, /* products: the same on mma.sync, the whole of k in order */
+    CLASS_SPLITK, /* products: k split over the warps of gemm_splitk.cu */
+    CLASS_OWN     /* the kernel is alone in its class */
+};
+/* The numbers of rows for which a kernel of a class runs in an exact step; to 0: no end. A row from 1
+ * without an end offers its class to the op; others share in it. */
+struct pick_exact {
+    enum pick_class is;
+    int from, to;
+};
+
 /* A row of the table. The first row that suits a case runs. */
 struct cuda_pick {
     const char *name;
@@ -751,6 +773,7 @@ struct cuda_pick {
     bool (*fits)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
     void (*run)(struct cuda_backend *cu,
                 const struct pick_case *c); /* NULL: the caller launches it */
+    struct pick_exact exact; /* steps of cuda_backend.exact */
 };
 const struct cuda_pick *pick_find(const struct cuda_backend *cu, enum pick_op op,
                                   struct pick_case *c);
@@ -760,7 +783,8 @@ void pick_go(struct cuda_backend *cu, const struct cuda_pick *p, const struct pi
 /* All three, timed as `stage`; N_STAGES: part of the stage being timed. */
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
 bool pick_deep(int keys);      /* whether a step with this many keys counts as deep */
-bool pick_fp16_only(int rows); /* products of this many rows read fp16 only */
+/* Products of this many rows read fp16 only. Never in an exact step. */
+bool pick_fp16_only(const struct cuda_backend *cu, int rows);
 /* gemv.cu: products of one row, or a few one by one */
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                  float *y, int rows);

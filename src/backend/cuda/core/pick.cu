@@ -7,6 +7,10 @@
  * 3. STEEL_PICK=name[,name] forces a row wherever its kernel fits, so that tests and benchmarks can
  *    run every row. -name leaves a row out, so that a benchmark can measure its gain over the next.
  * 4. How a kernel splits its work (tiles, warps, stages, k splits) is decided in its own file.
+ * 5. In an exact step (cuda_backend.exact) `rows` and `pays` are not read. The first row of the op that offers a
+ *    class (struct pick_exact) and can run the case decides; if several rows of that class can, the one with
+ *    an end goes first. So a weight's class depends on its format and shape alone: `fits` of such a row must not
+ *    read the number of rows. tests/ops/invariant.c compares the bytes.
  * This file has the choice itself and the rows of products (linear, ffn, moe, router). The rows of
  * mixers are in pick_mixers.cu.
  */
@@ -39,9 +43,9 @@ bool pick_deep(int keys)
 }
 
 /* The kernels for this many rows read neither panels nor records. */
-bool pick_fp16_only(int rows)
+bool pick_fp16_only(const struct cuda_backend *cu, int rows)
 {
-    return rows > PANEL_ROWS;
+    return rows > PANEL_ROWS && !cu->exact;
 }
 
 /* Rows of an mma.sync block's tile, for `rows` rows. */
@@ -188,7 +192,7 @@ static void linear_fp16(struct cuda_backend *cu, const struct pick_case *c)
 
 void pick_wgmma(struct cuda_backend *cu, const struct gemm_args &p)
 {
-    if (pick_fp16_only(p.rows) && gemm_fp16_suits(cu, &p.w) &&
+    if (pick_fp16_only(cu, p.rows) && gemm_fp16_suits(cu, &p.w) &&
         gemm_fp16_tiles(&p.w, p.rows) > cu->n_sm)
         gemm_fp16(cu, p);
     else
@@ -205,31 +209,41 @@ static void linear_mma(struct cuda_backend *cu, const struct pick_case *c)
     gemm_mma(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
 }
 
-/* Two tiles of 16 rows instead of one of 32: more blocks. */
-static int linear_width(const struct pick_case *c)
+/* Rows of a tile that have the arithmetic of CLASS_CHUNKS. */
+static int chunks_width(const struct matrix *w)
 {
+    return w->set == SET_K ? 32 : 16;
+}
+/* Rows of a tile of CLASS_SPLITK. */
+enum { SPLITK_WIDTH = 16 };
+
+/* Two tiles of 16 rows instead of one of 32: more blocks. */
+static int linear_width(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (cu->exact)
+        return chunks_width(c->w);
     return tile_width(c->w, c->rows > 16 && c->rows <= 48 ? 16 : c->rows, false);
 }
 static bool linear_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     struct gemm_args p = pick_args(cu, c->w, c->rows);
-    return gemm_stream_fits(cu, p, false, linear_width(c));
+    return gemm_stream_fits(cu, p, false, linear_width(cu, c));
 }
 static bool linear_stream_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     /* Enough blocks for the GPU; fp16 tiles are so large that splits of k read them faster. */
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     return c->w->seg[0].kind != TILE_F16 &&
-           gemm_stream_blocks(cu, p, false, linear_width(c)) >= cu->n_sm * 3 / 4;
+           gemm_stream_blocks(cu, p, false, linear_width(cu, c)) >= cu->n_sm * 3 / 4;
 }
 static void linear_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
-    int width = linear_width(c);
+    int width = linear_width(cu, c);
     gemm_stream(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
 }
 static void linear_splitk(struct cuda_backend *cu, const struct pick_case *c)
 {
-    int width = linear_width(c);
+    int width = cu->exact ? (int)SPLITK_WIDTH : linear_width(cu, c);
     gemm_splitk(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
 }
 
@@ -295,7 +309,8 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
-        int width = tile_width(i ? c->mlp.down : c->w, c->rows, false);
+        int width = cu->exact ? (int)SPLITK_WIDTH
+                              : tile_width(i ? c->mlp.down : c->w, c->rows, false);
         gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
     }
 }
@@ -540,7 +555,8 @@ static void moe_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 /* The block width: twice the average number of rows per expert. Both products use one work list. */
 static int moe_width(const struct cuda_backend *cu, const struct pick_case *c, bool mma)
 {
-    (void)cu;
+    if (cu->exact && !mma)
+        return SPLITK_WIDTH;
     int spread = 2 * ceil_div(c->rows * c->moe.experts->rule.used, c->moe.router->n_out);
     spread = c->rows <= 8 || spread > c->rows ? c->rows : spread;
     if (c->w->set != SET_K || c->mlp.down->set != SET_K)
@@ -627,23 +643,23 @@ static const struct cuda_pick products[] = {
     {"gemm_fp16", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_fp16_pays,
      linear_fp16_fits, linear_fp16},
     {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, NEEDS_WGMMA, TAKES_ROWS, linear_wgmma_pays,
-     linear_wgmma_fits, linear_wgmma},
+     linear_wgmma_fits, linear_wgmma, {CLASS_WGMMA, 1, 0}},
     {"gemm_mma", PICK_LINEAR, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, linear_mma_fits,
-     linear_mma},
+     linear_mma, {CLASS_CHUNKS, 1, 0}},
     {"gemm_stream", PICK_LINEAR, FAST, 1, 0, NEEDS_NOTHING, TAKES_ROWS, linear_stream_pays,
-     linear_stream_fits, linear_stream},
-    {"gemm_splitk", PICK_LINEAR, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, linear_splitk},
+     linear_stream_fits, linear_stream, {CLASS_CHUNKS, 1, 64}},
+    {"gemm_splitk", PICK_LINEAR, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, linear_splitk, {CLASS_SPLITK, 1, 0}},
 
     {"ffn_gemv", PICK_FFN, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits,
      ffn_gemv},
-    {"ffn_wgmma", PICK_FFN, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, ffn_wgmma},
-    {"ffn_mma", PICK_FFN, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, ffn_mma},
-    {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk},
+    {"ffn_wgmma", PICK_FFN, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, ffn_wgmma, {CLASS_WGMMA, 1, 0}},
+    {"ffn_mma", PICK_FFN, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, ffn_mma, {CLASS_CHUNKS, 1, 0}},
+    {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk, {CLASS_SPLITK, 1, 0}},
 
     {"ungated_wgmma", PICK_UNGATED, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ungated_wgmma_fits,
      ungated_wgmma},
     {"ungated_linear", PICK_UNGATED, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     ungated_linear}, /* linear, twice */
+     ungated_linear, {CLASS_OWN, 1, 0}}, /* linear, twice */
 
     {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
      moe_product},
@@ -656,19 +672,19 @@ static const struct cuda_pick products[] = {
      moe_grouped_run},
     {"moe_persistent", PICK_MOE, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, moe_persistent_fits,
      moe_persistent},
-    {"moe_wgmma", PICK_MOE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, moe_wgmma},
-    {"moe_mma", PICK_MOE, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, moe_mma},
+    {"moe_wgmma", PICK_MOE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, moe_wgmma, {CLASS_WGMMA, 1, 0}},
+    {"moe_mma", PICK_MOE, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, moe_mma, {CLASS_CHUNKS, 1, 0}},
     {"moe_stream", PICK_MOE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     moe_stream}, /* or splitk, product by product */
+     moe_stream, {CLASS_SPLITK, 1, 0}}, /* or splitk, product by product */
 
     {"router_choose", PICK_ROUTER, ANY, 33, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
      router_choose_suits, router_choose_run},
     {"router_tensor", PICK_ROUTER, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     router_tensor},
+     router_tensor, {CLASS_OWN, 1, 0}},
     {"router_plain", PICK_ROUTER, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, router_plain},
 
     {"router_row", PICK_LOGITS, ANY, 1, 4, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_row},
-    {"router_block", PICK_LOGITS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_block},
+    {"router_block", PICK_LOGITS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_block, {CLASS_OWN, 1, 0}},
 };
 enum { N_PRODUCTS = (int)(sizeof products / sizeof *products) };
 
@@ -710,15 +726,40 @@ static bool can_run(const struct cuda_backend *cu, const struct cuda_pick *p,
     return has_needs(cu, p) && (!p->fits || p->fits(cu, c));
 }
 
+/* Whether a row serves any number of rows in an exact step, and so offers its class. */
+static bool offers_class(const struct cuda_pick *p)
+{
+    return p->exact.is != CLASS_NONE && p->exact.from == 1 && !p->exact.to;
+}
+
+/* The row of an exact step: see rule 5. */
+static const struct cuda_pick *find_exact(const struct cuda_backend *cu, enum pick_op op,
+                                          const struct pick_case *c)
+{
+    const struct cuda_pick *p, *offers = NULL;
+    for (int i = 0; !offers && (p = pick_at(i)) != NULL; i++)
+        if (p->op == op && offers_class(p) && can_run(cu, p, c))
+            offers = p;
+    CHECK(offers, "no exact kernel for op %d", (int)op);
+    for (int i = 0; offers->exact.is != CLASS_OWN && (p = pick_at(i)) != NULL; i++)
+        if (p->op == op && p->exact.is == offers->exact.is && c->rows >= p->exact.from &&
+            p->exact.to && c->rows <= p->exact.to && can_run(cu, p, c))
+            return p;
+    return offers;
+}
+
 const struct cuda_pick *pick_find(const struct cuda_backend *cu, enum pick_op op,
                                   struct pick_case *c)
 {
     const struct cuda_pick *p;
     c->forced = true;
     for (int i = 0; cu->picks.forced && (p = pick_at(i)) != NULL; i++)
-        if (p->op == op && is_listed(cu->picks.forced, p->name, false) && can_run(cu, p, c))
+        if (p->op == op && is_listed(cu->picks.forced, p->name, false) && can_run(cu, p, c) &&
+            (!cu->exact || offers_class(p)))
             return p;
     c->forced = false;
+    if (cu->exact)
+        return find_exact(cu, op, c);
     const struct cuda_pick *left_out = NULL; /* used if no other row suits */
     for (int i = 0; (p = pick_at(i)) != NULL; i++) {
         if (p->op != op || c->rows < p->from || (p->to && c->rows > p->to) ||

@@ -117,7 +117,7 @@ static int decode_batch_warps(const struct cuda_backend *cu, const struct pick_c
 static struct attn_args decode_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct attn_args p = *c->attn.args;
-    if (c->attn.raw && !c->attn.layer->floats && c->rows >= 9 && !pick_fp16_only(c->rows) &&
+    if (c->attn.raw && !c->attn.layer->floats && c->rows >= 9 && !pick_fp16_only(cu, c->rows) &&
         attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows)) {
         p.panels = cu->forms.panels;
         p.panel_rows = gemm_cluster_width(c->rows);
@@ -198,9 +198,9 @@ static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_c
     return prompt_mma_fits(cu, c) && attn_prefill_suits(cu, c->attn.layer);
 }
 /* Rows of prompts are left in fp16 alone where the output projection reads nothing else. */
-static bool prompt_leaves_fp16(const struct pick_case *c)
+static bool prompt_leaves_fp16(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    bool fp16 = pick_fp16_only(c->step->n_tokens) && !c->attn.layer->floats;
+    bool fp16 = pick_fp16_only(cu, c->step->n_tokens) && !c->attn.layer->floats;
     if (fp16) {
         c->attn.out->fp16 = true;
         c->attn.out->n_floats = c->step->n_decode;
@@ -209,7 +209,7 @@ static bool prompt_leaves_fp16(const struct pick_case *c)
 }
 static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill(cu, *c->attn.args, cu->shape.kv_type == DT_F16 && prompt_leaves_fp16(c));
+    attn_prefill(cu, *c->attn.args, cu->shape.kv_type == DT_F16 && prompt_leaves_fp16(cu, c));
 }
 static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -223,7 +223,7 @@ static bool prompt_quant_fits(const struct cuda_backend *cu, const struct pick_c
 static void prompt_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
     /* Values outside fp16's range are lost, as in an fp16 cache. */
-    attn_prefill_quant(cu, *c->attn.args, prompt_leaves_fp16(c));
+    attn_prefill_quant(cu, *c->attn.args, prompt_leaves_fp16(cu, c));
 }
 static bool prompt_wide_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -347,7 +347,7 @@ static void heads_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.moe = true;
-    bool stream = (c->forced || c->rows > 8) && gemm_stream_fits(cu, p, false, 16);
+    bool stream = (c->forced || cu->exact || c->rows > 8) && gemm_stream_fits(cu, p, false, 16);
     p = heads_args(cu, c, 16);
     if (stream)
         gemm_stream(cu, p, false, 16, heads_tiles(c, 16));
@@ -470,12 +470,12 @@ static const struct cuda_pick rows[] = {
     {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
      qkv_heads},
     {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     NULL}, /* linear, then attn_heads */
+     NULL, {CLASS_OWN, 1, 0}}, /* linear, then attn_heads */
 
     {"output_experts", PICK_OUTPUT, ANY, 1, 1, NEEDS_NOTHING, TAKES_ROWS, output_experts_pays,
      output_experts_fits, output_experts},
     {"output_linear", PICK_OUTPUT, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     NULL}, /* linear */
+     NULL, {CLASS_OWN, 1, 0}}, /* linear */
 
     {"attn_decode_batch", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
      decode_batch_fits, decode_batch},
@@ -495,37 +495,37 @@ static const struct cuda_pick rows[] = {
      decode_any},
 
     {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
-     prompt_wgmma},
+     prompt_wgmma, {CLASS_OWN, 1, 0}},
     {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_mma_fits,
-     prompt_mma},
+     prompt_mma, {CLASS_OWN, 1, 0}},
     {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
-     prompt_wide},
+     prompt_wide, {CLASS_OWN, 1, 0}},
     {"attn_prefill_quant", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_quant_fits,
      prompt_quant},
     {"attn_prefill_wide_quant", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
-     prompt_wide_quant_fits, prompt_wide},
-    {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
+     prompt_wide_quant_fits, prompt_wide, {CLASS_OWN, 1, 0}},
+    {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any, {CLASS_OWN, 1, 0}},
 
     {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_step_suits,
      delta_decode},
     {"delta_any", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      delta_decode_any},
     {"delta_step_rows", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_step_rows_pays,
-     delta_step_suits, delta_prompt_step},
+     delta_step_suits, delta_prompt_step, {CLASS_OWN, 1, 0}},
     {"delta_chunked", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_chunked_pays,
      delta_chunked_suits, delta_prompt_chunked},
     {"delta_scan", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
      delta_prompt},
     {"delta_any", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     delta_prompt_any},
+     delta_prompt_any, {CLASS_OWN, 1, 0}},
 
     {"heads_gemv", PICK_HEADS, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, heads_gemv_fits,
      heads_gemv}, /* also the ops around the product: latent_heads.cu */
     {"heads_wgmma", PICK_HEADS, FAST, 65, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, heads_wgmma_fits,
-     heads_wgmma},
+     heads_wgmma, {CLASS_WGMMA, 1, 0}},
     {"heads_mma", PICK_HEADS, ANY, 65, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_mma_fits,
-     heads_mma},
-    {"heads_stream", PICK_HEADS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, heads_stream},
+     heads_mma, {CLASS_CHUNKS, 1, 0}},
+    {"heads_stream", PICK_HEADS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, heads_stream, {CLASS_SPLITK, 1, 0}},
 
     {"latent_decode", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, latent_mma_fits,
      latent_decode},
@@ -534,15 +534,15 @@ static const struct cuda_pick rows[] = {
     {"latent_expanded", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_NORM, latent_expanded_pays,
      latent_expanded_suits, latent_prompt_expanded}, /* also the ops around it */
     {"latent_prefill", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
-     latent_mma_fits, latent_prompt},
+     latent_mma_fits, latent_prompt, {CLASS_OWN, 1, 0}},
     {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     latent_prompt_any},
+     latent_prompt_any, {CLASS_OWN, 1, 0}},
 
     {"encode_wgmma", PICK_ENCODE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, encode_wgmma_fits,
      encode_wgmma},
     {"encode_mma", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, encode_mma_fits,
-     encode_mma},
-    {"encode_any", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, encode_any},
+     encode_mma, {CLASS_OWN, 1, 0}},
+    {"encode_any", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, encode_any, {CLASS_OWN, 1, 0}},
 };
 
 const struct pick_table pick_mixers = {rows, (int)(sizeof rows / sizeof *rows)};

@@ -387,11 +387,26 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
            mtp_prepare(cu, net, &own, err) && canary_prepare(cu, &own, err);
 }
 
+/* Sums over processes may add in another order for another number of rows. With adapters the kernel of a product depends
+ * on whether any row of the step uses one. */
+static bool deterministic_supported(struct backend *be, const struct bounds *bounds,
+                                    struct error *err)
+{
+    const char *with = be->comm ? "several processes" : bounds->lora_rank ? "adapters" : NULL;
+    if (!with)
+        return true;
+    be->invariance = INVARIANCE_NONE;
+    return !be->deterministic ||
+           error_set(err, "--deterministic with %s is not supported on cuda", with);
+}
+
 bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
                   struct error *err)
 {
     struct cuda_backend *cu = cuda_self(be);
     CHECK(!cu->prepared, "prepare is called once");
+    if (!deterministic_supported(be, bounds, err))
+        return false;
     if (be->comm && be->comm->n_on_device > 1)
         cuda_share_device(cu);
     if (!comm_prepare(cu, prepare_alone(cu, net, bounds, err), err))

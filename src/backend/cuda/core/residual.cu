@@ -494,7 +494,7 @@ static struct rows resid_layer_norm(struct cuda_backend *cu, struct resid *r, st
     if (!resid_adds(r))
         resid_plain(cu, r);
     resid_add_rows(cu, r);
-    n.fp16 = pick_fp16_only(r->rows);
+    n.fp16 = pick_fp16_only(cu, r->rows);
     floats = floats || !n.fp16;
     n.n_floats = floats ? n.n : 0;
     p.x = r->x;
@@ -521,7 +521,7 @@ static struct rows resid_sum_norm(struct cuda_backend *cu, struct resid *r)
     struct rows x = rows_of(r->x, r->rows, cu->shape.n_embd);
     struct encoder_norm p = {};
     resid_add_rows(cu, r);
-    x.fp16 = pick_fp16_only(r->rows);
+    x.fp16 = pick_fp16_only(cu, r->rows);
     p.x = p.y = r->x;
     p.d = r->d;
     p.scale = r->epilogue.scale;
@@ -549,7 +549,7 @@ struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain ga
 {
     struct rows n = rows_of(cu->act.norm, r->rows, cu->shape.n_embd);
     struct resid_args p = {};
-    floats = floats || !pick_fp16_only(r->rows) || n.width % 4;
+    floats = floats || !pick_fp16_only(cu, r->rows) || n.width % 4;
     if (r->add == ADD_PRODUCT)
         resid_add_rows(cu, r);
     if (!resid_adds(r) && r->epilogue.sum.gain)

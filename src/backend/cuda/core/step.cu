@@ -129,7 +129,7 @@ static int layout_rows(struct cuda_backend *cu, const struct batch *b, int used)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
             cu->step.host[l->seq_of + t] = i;
     l->q_tiles = used = (used + b->n_tokens + 3) & ~3;
-    for (int i = encoder_bidirectional(cu->net) ? 0 : b->n_decode; i < b->n_seqs; i++)
+    for (int i = encoder_bidirectional(cu->net) ? 0 : l->n_decode; i < b->n_seqs; i++)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t += 64) {
             cu->step.host[used++] = i;
             cu->step.host[used++] = t;
@@ -145,8 +145,8 @@ static int layout_pages(struct cuda_backend *cu, const struct batch *b, int used
     int stride = 1;
     l->pages = used;
     for (int i = 0; i < b->n_seqs; i++) {
-        l->deep |= (i < b->n_decode || mtp_of(cu)->stride) && pick_deep(b->kv_len[i]);
-        l->beyond |= cu->shape.limit && b->kv_len[i] > cu->shape.limit;
+        l->deep |= (i < l->n_decode || mtp_of(cu)->stride) && pick_deep(b->kv_len[i]);
+        l->beyond |= cu->shape.limit && (cu->exact || b->kv_len[i] > cu->shape.limit);
         int n = ceil_div(b->kv_len[i], cu->shape.page_len);
         stride = n > stride ? n : stride;
     }
@@ -210,7 +210,9 @@ static int layout_batch(struct cuda_backend *cu, const struct batch *b)
     memset(l, 0, sizeof *l);
     l->n_tokens = b->n_tokens;
     l->n_seqs = b->n_seqs;
-    l->n_decode = b->n_decode;
+    l->exact = cu->exact;
+    l->decodes = b->n_decode == b->n_seqs;
+    l->n_decode = cu->exact ? 0 : b->n_decode;
     l->n_out = b->n_out;
     l->out_is_all = b->n_out == b->n_tokens; /* out_rows is ascending, so it has all rows */
     l->tokens = copy_ints(cu, &used, b->tokens, b->n_tokens);
@@ -253,6 +255,7 @@ void cuda_begin(struct backend *be, const struct batch *b)
         profile->tokens[profile->phase] += b->n_tokens;
     }
     cu->kv = b->kv;
+    cu->exact = be->deterministic;
     memset(&cu->resid, 0, sizeof cu->resid);
     int n_ints = layout_batch(cu, b);
     copy_embeds(cu, b, turn);
@@ -264,7 +267,8 @@ static bool same_layout(const struct step_layout *a, const struct step_layout *b
 {
     return a->n_tokens == b->n_tokens && a->n_seqs == b->n_seqs && a->n_decode == b->n_decode &&
            a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles && a->deep == b->deep &&
-           a->beyond == b->beyond && a->n_embeds == b->n_embeds;
+           a->beyond == b->beyond && a->n_embeds == b->n_embeds && a->decodes == b->decodes &&
+           a->exact == b->exact;
 }
 
 bool cuda_replay(struct backend *be, uint64_t key)
@@ -291,7 +295,7 @@ static bool repeats(const struct cuda_backend *cu)
 {
     if (cu->step.layout.n_embeds)
         return false;
-    return cu->step.layout.n_decode == cu->step.layout.n_seqs || mtp_of(cu)->stride;
+    return cu->step.layout.decodes || mtp_of(cu)->stride;
 }
 
 void cuda_record(struct backend *be, uint64_t key)

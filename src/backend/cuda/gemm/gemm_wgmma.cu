@@ -564,6 +564,47 @@ static int gemm_wgmma_balance(const struct cuda_backend *cu, int x, int rows, in
     return tiles;
 }
 
+/* k splits of an exact step, by the weight alone: x blocks of rows, EXACT_K k tiles in each split at least. A step of
+ * one row has few blocks, and every split of a long step costs a write and a read of its sums. */
+enum { EXACT_K = 4, EXACT_SPLITS = 8 };
+static int gemm_wgmma_exact_splits(const struct cuda_backend *cu, const struct matrix &w, int x)
+{
+    int n = w.n_kt / EXACT_K, most = cu->n_sm / x;
+    n = n < most ? n : most;
+    return n < 1 ? 1 : n < EXACT_SPLITS ? n : (int)EXACT_SPLITS;
+}
+
+/* The rows from tile `first` on. */
+static struct gemm_args gemm_wgmma_rows_from(struct gemm_args p, int first)
+{
+    size_t rows = (size_t)(first * WGMMA_N), at = rows * (size_t)p.ldy;
+    p.x += rows * (size_t)p.ldx;
+    p.x_scale = p.x_scale ? p.x_scale + rows : NULL;
+    if (p.y_fp16)
+        p.y_fp16 += at;
+    else
+        p.y = p.narrow ? (float *)((uint16_t *)p.y + at) : p.y + at;
+    p.rows -= first * WGMMA_N;
+    return p;
+}
+
+/* A product in `pieces` k splits whatever its rows, as many rows at a time as the splits' sums have room for. */
+template <int SET>
+static void gemm_wgmma_launch_exact(struct cuda_backend *cu, const struct gemm_args &p, int x,
+                                    int y, int pieces, size_t shared)
+{
+    int room = gemm_wgmma_blocks(cu) / (p.blocks * pieces);
+    for (int first = 0; first < y; first += room) {
+        struct gemm_args part = gemm_wgmma_rows_from(p, first);
+        int n = y - first < room ? y - first : room;
+        part.rows = part.rows < n * WGMMA_N ? part.rows : n * WGMMA_N;
+        cuda_launch(cu, gemm_wgmma_kernel<SET>, dim3((unsigned)x, (unsigned)n, (unsigned)pieces),
+                    WGMMA_THREADS, shared, LAUNCH_EARLY, part);
+        cuda_launch(cu, gemm_wgmma_sum_kernel, dim3((unsigned)p.blocks, (unsigned)n, WGMMA_N / 8),
+                    WGMMA_REDUCE_THREADS, (size_t)(3 * WGMMA_N * 4), LAUNCH_EARLY, part);
+    }
+}
+
 template <int SET>
 static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, int y)
 {
@@ -572,7 +613,9 @@ static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool 
     int tiles = p.y_fp16 ? p.ldy / TILE_ROWS : p.w.n_tiles;
     int x = ceil_div(ceil_div(tiles, pair ? 4 : 8), WGMMA_UNITS);
     p.blocks = x * WGMMA_UNITS;
-    int pieces = p.moe ? 1 : gemm_wgmma_blocks(cu) / (p.blocks * y);
+    int pieces = p.moe        ? 1
+                 : cu->exact ? gemm_wgmma_exact_splits(cu, p.w, x)
+                             : gemm_wgmma_blocks(cu) / (p.blocks * y);
     p.width = WGMMA_N;
     if (pieces <= 1 && !p.moe && SET == SET_K)
         y = gemm_wgmma_balance(cu, x, p.rows, &p.width);
@@ -583,6 +626,10 @@ static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool 
     }
     pieces = ceil_div(p.w.n_kt, p.kt_per);
     p.part = pieces > 1 ? p.part : NULL;
+    if (pieces > 1 && cu->exact) {
+        gemm_wgmma_launch_exact<SET>(cu, p, x, y, pieces, shared);
+        return;
+    }
     cuda_launch(cu, gemm_wgmma_kernel<SET>, dim3((unsigned)x, (unsigned)y, (unsigned)pieces),
                 WGMMA_THREADS, shared, LAUNCH_EARLY, p);
     if (pieces > 1)

@@ -52,7 +52,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS)
  * all. */
 static bool reads_drafts(const struct cuda_backend *cu, const struct batch *b)
 {
-    if (!mtp_of(cu)->verifies || b->n_decode == b->n_seqs || b->n_tokens > DRAFT_ROWS)
+    if (!mtp_of(cu)->verifies || cu->exact || b->n_decode == b->n_seqs || b->n_tokens > DRAFT_ROWS)
         return false;
     for (int i = b->n_decode; i < b->n_seqs; i++)
         if (b->q_start[i + 1] - b->q_start[i] > DRAFT_SEQ_ROWS)

@@ -965,7 +965,7 @@ static void delta_products(struct cuda_backend *cu, const struct mixer *m, const
 {
     const struct delta_net *d = &m->delta_net;
     bool adapted = d->wqkv->lora || d->wz->lora || d->wba->lora;
-    if (cu->delta->split_rows && !adapted && !m->block.parallel && delta_is_fp16(d) &&
+    if (cu->delta->split_rows && !cu->exact && !adapted && !m->block.parallel && delta_is_fp16(d) &&
         pick_delta_split(s->n_tokens, s->n_decode))
         delta_split_products(cu, &m->block.in, list, n);
     else

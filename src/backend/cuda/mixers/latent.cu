@@ -512,7 +512,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     b->expand.wvb = cuda_matrix(l->wvb);
     b->expand.v_dim = l->v_dim;
     b->expand.a = b->a;
-    b->expand.fp16_out = pick_fp16_only(T) && H * l->v_dim % TILE_K == 0;
+    b->expand.fp16_out = pick_fp16_only(cu, T) && H * l->v_dim % TILE_K == 0;
     p.expand = b->expand.max_keys ? &b->expand : NULL;
     struct pick_case c = {};
     c.step = &s;

@@ -149,7 +149,7 @@ static void rare_units(struct cuda_backend *cu, const struct ffn *f, struct rows
 {
     struct apart_units u = units_of(cu, f, hidden->width);
     u.hidden = cu->mlp.units;
-    if (pick_fp16_only(hidden->n)) {
+    if (pick_fp16_only(cu, hidden->n)) {
         u.fp16 = cu->forms.fp16;
         u.scale = cu->forms.scale;
         u.padded = (int)align_up((size_t)hidden->width, TILE_K);
@@ -177,7 +177,7 @@ enum experts_kernel { EXPERTS_WGMMA, EXPERTS_MMA, EXPERTS_STREAM };
 static enum experts_kernel experts_kernel_for(const struct cuda_backend *cu,
                                               const struct pick_case *c)
 {
-    if (!pick_fp16_only(c->rows))
+    if (!cu->exact && !pick_fp16_only(cu, c->rows))
         return EXPERTS_STREAM;
     if (cu->can.wgmma && gemm_wgmma_suits(cu, c->w, false) &&
         gemm_wgmma_suits(cu, c->mlp.down, false))
