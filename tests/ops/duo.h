@@ -189,7 +189,7 @@ void test_invariant(int part, int parts);
 void cut_delta(void); /* mixers.c */
 void cut_mixers(void);
 void cut_latent(void);
-void cut_parts(void); /* parts.c */
+void cut_parts(void);    /* parts.c */
 void cut_model(void);    /* steps.c */
 void cut_encoders(void); /* encoders.c */
 

@@ -603,6 +603,6 @@ void test_parts(void)
 
 void cut_parts(void)
 {
-    for (int c = 0; c < N_CASES; c += light > 1 ? 5 : 1)
+    for (int c = 0; c<N_CASES; c += light> 1 ? 5 : 1)
         part_case(c, c % 2 ? DT_F16 : DT_Q8_0, c % 3 ? DT_F16 : DT_F32, 0);
 }

@@ -128,7 +128,8 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
     c.y = cu->act.q;
-    c.attn.raw = !cu->exact && s.n_decode == s.n_tokens && !l->spans && !l->chunked && !l->choice && attn_takes_raw(cu, l);
+    c.attn.raw = !cu->exact && s.n_decode == s.n_tokens && !l->spans && !l->chunked && !l->choice &&
+                 attn_takes_raw(cu, l);
     c.attn.layer = l;
     c.step = &s;
     const struct cuda_pick *p = pick_find(cu, PICK_QKV, &c);
@@ -357,6 +358,9 @@ static void op_head(struct backend *be, const struct head *h)
 {
     struct cuda_backend *cu = cuda_self(be);
     narrow(cu, NULL);
+    if (cu->exact &&
+        cu->resid.rows) /* as in steps that keep their rows, whose sum is made before the norm */
+        resid_plain(cu, &cu->resid);
     struct rows n = {};
     struct pick_case c = cuda_case(cu, &h->norm, &n);
     if (!h->w) {
@@ -507,5 +511,5 @@ static struct backend *open_device(const struct backend_options *opt, struct err
 }
 
 extern "C" const struct device_type cuda_device = {
-    "cuda",     DEVICE_GPU,     NULL,       open_device, cuda_count, NULL,
-    cuda_room,  cuda_device_id, cuda_facts, true};
+    "cuda", DEVICE_GPU, NULL,           open_device, cuda_count,
+    NULL,   cuda_room,  cuda_device_id, cuda_facts,  true};

@@ -773,7 +773,7 @@ struct cuda_pick {
     bool (*fits)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
     void (*run)(struct cuda_backend *cu,
                 const struct pick_case *c); /* NULL: the caller launches it */
-    struct pick_exact exact; /* steps of cuda_backend.exact */
+    struct pick_exact exact;                /* steps of cuda_backend.exact */
 };
 const struct cuda_pick *pick_find(const struct cuda_backend *cu, enum pick_op op,
                                   struct pick_case *c);
@@ -782,7 +782,7 @@ void pick_input(struct cuda_backend *cu, const struct cuda_pick *p, struct pick_
 void pick_go(struct cuda_backend *cu, const struct cuda_pick *p, const struct pick_case *c);
 /* All three, timed as `stage`; N_STAGES: part of the stage being timed. */
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
-bool pick_deep(int keys);      /* whether a step with this many keys counts as deep */
+bool pick_deep(int keys); /* whether a step with this many keys counts as deep */
 /* Products of this many rows read fp16 only. Never in an exact step. */
 bool pick_fp16_only(const struct cuda_backend *cu, int rows);
 /* gemv.cu: products of one row, or a few one by one */

@@ -613,7 +613,7 @@ static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool 
     int tiles = p.y_fp16 ? p.ldy / TILE_ROWS : p.w.n_tiles;
     int x = ceil_div(ceil_div(tiles, pair ? 4 : 8), WGMMA_UNITS);
     p.blocks = x * WGMMA_UNITS;
-    int pieces = p.moe        ? 1
+    int pieces = p.moe       ? 1
                  : cu->exact ? gemm_wgmma_exact_splits(cu, p.w, x)
                              : gemm_wgmma_blocks(cu) / (p.blocks * y);
     p.width = WGMMA_N;
