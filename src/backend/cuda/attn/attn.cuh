@@ -51,8 +51,8 @@ struct attn_args {
     bool chunked; /* see attn_layer.h: attn_any only */
     /* attn_heads_kernel only */
     bool norm_late;
-    int temp_offset;
     bool exact; /* cuda_backend.exact: attn_prefill_wide only */
+    int temp_offset;
 };
 
 DEVICE float score_capped(float s, float cap)
