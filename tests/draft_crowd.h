@@ -87,6 +87,7 @@ struct setting {
     enum dtype k_type, v_type;
     int kv_tokens;
     const char *small; /* a draft model; NULL = none */
+    const char *path, *head; /* the model's folder, if it is none of tests/golden, and that of an EAGLE-3 head */
     unsigned from;     /* runtime_options.draft_from; 0 = text and grammar */
 };
 
@@ -95,7 +96,8 @@ static struct engine *open_engine(const struct setting *s, bool drafts)
     char path[128], small[128];
     struct adapter_ref lora;
     struct error err = {0};
-    mtp_toy_plain(dir, s->model, path, sizeof path);
+    if (!s->path)
+        mtp_toy_plain(dir, s->model, path, sizeof path);
     struct engine_options opt = {.runtime = {.context = MOST,
                                              .kv_tokens = s->kv_tokens,
                                              .k_type = s->k_type,
@@ -106,6 +108,8 @@ static struct engine *open_engine(const struct setting *s, bool drafts)
         mtp_toy_plain(dir, s->small, small, sizeof small);
         opt.runtime.draft_model = small;
     }
+    if (drafts && s->head)
+        opt.runtime.draft_model = s->head;
     if (drafts) {
         opt.runtime.draft = how.random ? 1 : how.fixed;
         opt.runtime.draft_from = s->from ? s->from : 1u << DRAFT_TEXT | 1u << DRAFT_GRAMMAR;
@@ -117,7 +121,7 @@ static struct engine *open_engine(const struct setting *s, bool drafts)
         opt.runtime.loras = &lora;
         opt.runtime.n_loras = 1;
     }
-    struct engine *e = engine_open(path, &opt);
+    struct engine *e = engine_open(s->path ? s->path : path, &opt);
     if (!engine_wait(e, &err))
         fail_msg("%s", err.msg);
     if (s->lora)

@@ -32,6 +32,17 @@ def bf16(rng, shape, mean, deviation):
     return "BF16", shape, values
 
 
+def write_tokenizer(out, size):
+    """A token is a byte: space and line's end as byte-level vocabularies write them, then what prints."""
+    letters = "\u0120\u010a" + "".join(map(chr, [*range(33, 127), *range(161, 173), *range(174, 256)]))
+    vocabulary = {c: i for i, c in enumerate(letters[:size])}
+    tokenizer = {"model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+                 "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+                 "decoder": {"type": "ByteLevel"}, "added_tokens": []}
+    json.dump(tokenizer, open(os.path.join(out, "tokenizer.json"), "w"))
+    json.dump({"eos_token_id": size - 1}, open(os.path.join(out, "generation_config.json"), "w"))
+
+
 def main(src, out, seed):
     rng = random.Random(seed)
     os.makedirs(out, exist_ok=True)
@@ -59,16 +70,9 @@ def main(src, out, seed):
         tensors[name + ".weight"] = bf16(rng, [width], 0 if qwen else 1, 0.1)
     text["mtp_num_hidden_layers" if qwen else "num_nextn_predict_layers"] = 1
     text["eos_token_id"] = text["vocab_size"] - 1
-    json.dump({"eos_token_id": text["eos_token_id"]}, open(os.path.join(out, "generation_config.json"), "w"))
     write_safetensors(os.path.join(out, "model.safetensors"), tensors)
     json.dump(config, open(os.path.join(out, "config.json"), "w"), indent=2)
-    # a token is a byte: space and line's end as byte-level vocabularies write them, then what prints
-    letters = "\u0120\u010a" + "".join(map(chr, [*range(33, 127), *range(161, 173), *range(174, 256)]))
-    vocabulary = {c: i for i, c in enumerate(letters[: text["vocab_size"]])}
-    tokenizer = {"model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-                 "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
-                 "decoder": {"type": "ByteLevel"}, "added_tokens": []}
-    json.dump(tokenizer, open(os.path.join(out, "tokenizer.json"), "w"))
+    write_tokenizer(out, text["vocab_size"])
 
 
 if __name__ == "__main__":

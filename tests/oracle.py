@@ -117,8 +117,8 @@ def window_of(cfg, i):
     return 0
 
 
-def forward(cfg, w, ids):
-    """Logits after every position: a list of rows."""
+def forward(cfg, w, ids, inputs=None):
+    """Logits after every position: a list of rows. inputs: receives the stream before each layer."""
     H, K = cfg["num_attention_heads"], cfg["num_key_value_heads"]
     D = cfg.get("head_dim") or cfg["hidden_size"] // H
     eps = cfg["rms_norm_eps"]
@@ -134,6 +134,8 @@ def forward(cfg, w, ids):
 
     X = [list(w["model.embed_tokens.weight"][t]) for t in ids]
     for layer in range(cfg["num_hidden_layers"]):
+        if inputs is not None:
+            inputs.append([x[:] for x in X])
         p = f"model.layers.{layer}."
         q_norm, k_norm = w.get(p + "self_attn.q_norm.weight"), w.get(p + "self_attn.k_norm.weight")
         keys, values, queries = [], [], []

@@ -44,10 +44,14 @@ struct batch {
     const int32_t *save_rows;
     const int32_t *save_state; /* the slot that receives the checkpoint */
     const struct kv_layer *kv; /* (n_layers) */
-    bool keep; /* all rows go through the last layer, and draft->keep() follows it */
+    /* The block's next step needs this step's rows: they go through the last layer and draft->keep() follows it, or with
+     * taps (layer.h), draft->tap() comes before layers. */
+    bool keep;
     /* (n_tokens) For a step of the MTP block (layer.h): the kept row that each row continues. NULL for a step of
      * the main layers. */
     const int32_t *from;
+    /* Of such a step: `from` counts output rows of the block's own step before. Only blocks with taps need it. */
+    bool continues;
     /* (n_loras) Which rows use which adapters, ascending by adapter, then by row. A row may use several adapters,
      * but none twice. */
     const struct lora_use *loras;
@@ -82,7 +86,9 @@ static inline bool batch_narrows(const struct batch *b, const struct network *ne
         return false; /* another process has the last layer; mergers read all rows */
     if (net->layers[layer].mixer.block.conv.len || net->layers[layer].mlp.block.conv.len)
         return false; /* a convolution keeps results of all rows */
-    return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
+    if (b->from)
+        return layer == net->n_layers - 1;
+    return (!b->keep || net->mtp.n_taps) && layer == network_depth(net) - 1;
 }
 
 /* Upper bounds of every step and of the cache. Together with the network's sizes they determine the backend's

@@ -73,6 +73,8 @@ struct block {
     /* Of an mlp: n = in(x) of the x that the mixer read, so that both run in parallel. Of a mixer: of the x that the mixer
      * of the layer before read, which has no mlp. */
     bool parallel;
+    /* Of the mixer of an EAGLE-3 block: n is the row of 2*E values that join made (struct mtp), and has no other norm. */
+    bool joined;
 };
 
 /* Rotation of the first n_rot dims of a head. The pair (i, i + n_rot/2) is rotated by the angle pos * freq[i] and
@@ -586,7 +588,8 @@ struct embed {
 };
 
 /* l = norm(x) W^T * scale; softcap: l = softcap * tanh(l / softcap). Without w the rows of norm(x)
- * themselves are the result: embeddings. */
+ * themselves are the result: embeddings. A block's head (struct mtp) may have fewer outputs than n_vocab: the logits after
+ * them are -inf. */
 struct head {
     struct norm norm;       /* (E) */
     const struct weight *w; /* (n_vocab, E); may be embed.tokens; or NULL */
@@ -603,12 +606,32 @@ struct head {
  * stored for position p, and t, the token at p + 1:
  *   x = [embed_norm(T[t]), hidden_norm(h)] Wfc^T; the layer, at position p; the head
  * The h of the next draft is the norm of x by the block's head.
+ *
+ * EAGLE-3, the case of n_taps: the block reads the stream of n_taps main layers instead. With s_k, the row of p before
+ * layer taps[k], as tap (backend.h) stored it:
+ *   g = taps_norm([s_0 .. s_n-1]) Wfc^T; n = [embed_norm(T[t]), hidden_norm(g)] (2*E), what the mixer reads (block.joined)
+ *   x = g, or hidden_norm(g) with norm_residual; the layer, at position p; the head
+ * The g of the next draft is x itself. The head may have a vocabulary of its own: output i is the token ids[i].
  */
+enum { MTP_MAX_TAPS = 8 };
+
 struct mtp {
-    const struct weight *fc;             /* (E, 2*E); NULL = no such block */
+    const struct weight *fc;             /* (E, 2*E), or (E, n_taps*E); NULL = no such block */
     struct norm embed_norm, hidden_norm; /* (E) */
-    struct head head;                    /* w: the network's own */
+    struct head head;                    /* w: the network's own, or (n_ids, E) */
+    int n_taps, taps[MTP_MAX_TAPS];      /* each below the number of main layers */
+    struct norm taps_norm;               /* (n_taps*E) */
+    bool norm_residual;
+    const struct weight *tokens; /* T, (n_vocab, E); NULL: the network's. Neither is scaled. */
+    const int32_t *ids;          /* (n_ids) host; NULL: output i is token i */
+    int n_ids;
 };
+
+/* The token of output i of the block's head. An i that it lacks, as logits that are not numbers may yield, is output 0. */
+static inline int32_t mtp_token(const struct mtp *m, int32_t i)
+{
+    return !m->ids ? i : m->ids[i >= 0 && i < m->n_ids ? i : 0];
+}
 
 /*
  * The end of an image tower: a chain of steps from rows to features. A step joins n adjacent rows of its input, from

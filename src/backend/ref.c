@@ -105,7 +105,7 @@ static void clear(struct ref *r)
         r->sampled[1], r->tokens,  r->sum,          r->gap,       r->latent,    r->told[0],
         r->told[1],    r->kept,    r->joined,       r->mean,      r->merged,    r->clipped,
         r->to_experts, r->before,  r->weighed,      r->streams,   r->late,      r->mixes,
-        r->compressed, r->visible, r->rel};
+        r->compressed, r->visible, r->rel,          r->taps};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -150,6 +150,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     size_t patch = net->embed.patches ? (size_t)net->embed.patches->n_in : 0;
     wide = patch > wide ? patch : wide;
     wide = net->mtp.fc && 2 * embd > wide ? 2 * embd : wide;
+    wide = (size_t)net->mtp.n_taps * embd > wide ? (size_t)net->mtp.n_taps * embd : wide;
     wide = per_layer * (size_t)net->n_layers > wide ? per_layer * (size_t)net->n_layers : wide;
     r->x = floats(tokens * embd);
     r->row_of = mem_zalloc(tokens + 1, sizeof(int32_t));
@@ -167,7 +168,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->mixes = floats(tokens * (size_t)(net->streams.n * (net->streams.n + 2)));
     r->compressed = floats(2 * (size_t)max->compressed);
     r->visible = mem_zalloc(2 * (size_t)s->max_pages * (size_t)s->page_len + 1, sizeof *r->visible);
-    r->n = floats(embd);
+    r->n = floats(2 * embd);
     r->y = floats(embd);
     r->part = floats(wide);
     r->sum = floats(wide);
@@ -193,7 +194,8 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->gap = floats(tokens);
     prepare_features(r, net, tokens);
     r->kept = net->mtp.fc ? floats(tokens * embd) : NULL;
-    r->joined = net->mtp.fc ? floats(2 * embd) : NULL;
+    r->joined = net->mtp.fc ? floats((net->mtp.n_taps ? tokens : 1) * 2 * embd) : NULL;
+    r->taps = floats(tokens * (size_t)net->mtp.n_taps * embd);
     for (int i = 0; i < 2; i++) {
         r->sampled[i] = mem_zalloc((size_t)s->max_out + 1, sizeof(int32_t));
         r->told[i] = mem_zalloc((size_t)s->max_out + 1, sizeof *r->told[i]);
@@ -453,6 +455,36 @@ static void ref_keep(struct backend *be, const struct norm *norm)
     ref_stage_end(r, STAGE_NORM);
 }
 
+static void ref_tap(struct backend *be, int k)
+{
+    struct ref *r = ref_self(be);
+    size_t E = (size_t)r->net->n_embd, n = (size_t)r->net->mtp.n_taps;
+    ref_stage_begin(r);
+    for (int i = 0; i < r->rows; i++)
+        memcpy(r->taps + ((size_t)i * n + (size_t)k) * E, ref_stream_row(r, i), E * sizeof(float));
+    ref_stage_end(r, STAGE_NORM);
+}
+
+/* The stream and what the mixer reads, of row t of an EAGLE-3 block. */
+static void join_taps(struct ref *r, const struct mtp *m, int t)
+{
+    const struct batch *b = &r->batch;
+    int E = r->net->n_embd, wide = m->n_taps * E, from = b->from[t];
+    float *x = ref_stream_row(r, t), *e = r->joined + 2 * (size_t)t * (size_t)E, *h = e + E;
+    memset(e, 0, (size_t)E * sizeof *e);
+    add_row(r, m->tokens ? m->tokens : r->net->embed.tokens, b->tokens[t], 1, e);
+    ref_norm_row(&m->embed_norm, e, e, E);
+    if (b->continues) {
+        memcpy(x, r->kept + (size_t)from * (size_t)E, (size_t)E * sizeof *x);
+    } else {
+        ref_norm_row(&m->taps_norm, r->taps + (size_t)from * (size_t)wide, r->part, wide);
+        ref_matvec(r, m->fc, 0, r->part, x);
+    }
+    ref_norm_row(&m->hidden_norm, x, h, E);
+    if (m->norm_residual)
+        memcpy(x, h, (size_t)E * sizeof *x);
+}
+
 static void ref_join(struct backend *be, const struct mtp *m)
 {
     struct ref *r = ref_self(be);
@@ -464,6 +496,10 @@ static void ref_join(struct backend *be, const struct mtp *m)
     for (int t = 0; t < b->n_tokens; t++) {
         float *e = r->joined, *h = r->joined + E;
         r->row_of[t] = r->at = t;
+        if (m->n_taps) {
+            join_taps(r, m, t);
+            continue;
+        }
         const struct embed *from = &r->net->embed;
         int row = b->tokens[t] - from->first;
         memset(e, 0, (size_t)E * sizeof(float));
@@ -481,7 +517,7 @@ static void ref_join(struct backend *be, const struct mtp *m)
 static void ref_head(struct backend *be, const struct head *h)
 {
     struct ref *r = ref_self(be);
-    int n = logits_width(r);
+    int n = logits_width(r), own = !h->w || h->partial ? n : h->w->n_out;
     ref_stage_begin(r);
     ref_narrow(r);
     for (int t = 0; t < r->rows; t++) {
@@ -496,7 +532,9 @@ static void ref_head(struct backend *be, const struct head *h)
             ref_matvec(r, h->w, 0, r->n, l);
         if (h->partial)
             be->comm->gather(be->comm, l, 1, n);
-        for (int i = 0; i < n; i++) {
+        for (int i = own; i < n; i++)
+            l[i] = -INFINITY;
+        for (int i = 0; i < own; i++) {
             l[i] *= ref_or_one(h->scale);
             if (h->softcap != 0)
                 l[i] = h->softcap * tanhf(l[i] / h->softcap);
@@ -566,7 +604,7 @@ static void ref_logits_put(struct backend *be, const float *host, int rows)
 }
 
 static const struct adapter_ops ref_adapters = {.adapt = ref_adapt, .unadapt = ref_unadapt};
-static const struct draft_ops ref_draft = {.keep = ref_keep, .join = ref_join};
+static const struct draft_ops ref_draft = {.keep = ref_keep, .tap = ref_tap, .join = ref_join};
 static const struct tower_ops ref_tower = {.merge = ref_merge, .features = ref_features};
 static const struct stream_ops ref_stream = {
     .put = ref_stream_put, .get = ref_stream_get, .put_logits = ref_logits_put};

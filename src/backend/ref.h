@@ -35,7 +35,7 @@ struct ref {
     float *mixes;        /* (max_tokens, 2*N + N*N) of hyper-connections, by batch rows */
     float *compressed;   /* a row's product of a compressor, and an entry */
     int32_t *visible;    /* (longest context) slots of the rows that a row sees */
-    float *n, *y;        /* (E) one row: the normed input, the block's result */
+    float *n, *y;        /* (2 * E), (E) one row: the normed input, the block's result */
     float *part, *sum;   /* (E or L) one expert's result, and the sum over experts */
     float *to_experts;   /* (L) a latent expert's input */
     float *weighed;      /* (E or L) an expert's input times its weight */
@@ -44,7 +44,8 @@ struct ref {
     float *hidden;       /* one row of gate and up */
     float *latent;       /* (4, widest latent) */
     float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
-    float *joined;       /* (2, E) one row's embedding and kept row */
+    float *joined; /* (2, E) one row's embedding and kept row; with taps (max_tokens, 2, E) */
+    float *taps;         /* (max_tokens, n_taps, E) rows stored by tap */
     float *merged;       /* (MERGER_MAX_STEPS, 3, widest row) rows inside a merger */
     float *clipped;      /* a product's bounded input */
     float **features;    /* (n_mergers) -> (max_tokens / rows, n_out) */

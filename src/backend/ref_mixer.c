@@ -252,7 +252,11 @@ static void attend_rows(struct ref *r, const struct attention *a, const struct k
 void ref_read_stream(struct ref *r, const struct mixer *m, int t)
 {
     const float *x = ref_stream_row(r, t);
-    ref_norm_row(&m->block.in, m->block.parallel ? r->before + (x - r->x) : x, r->n,
+    size_t joined = 2 * (size_t)r->net->n_embd;
+    if (m->block.joined)
+        memcpy(r->n, r->joined + (size_t)t * joined, joined * sizeof *r->n);
+    else
+        ref_norm_row(&m->block.in, m->block.parallel ? r->before + (x - r->x) : x, r->n,
                  r->net->n_embd);
 }
 

@@ -165,7 +165,10 @@ void executor_sample(struct executor *x, const struct row_choice *choices)
 static bool check_file(struct executor *x, struct error *err)
 {
     x->turn = (x->turn + 1) & INT32_MAX;
-    return !x->m->reads || tensorfile_is_whole(x->m->reads, x->turn, err);
+    for (int i = 0; i < 2; i++)
+        if (x->m->reads[i] && !tensorfile_is_whole(x->m->reads[i], x->turn, err))
+            return false;
+    return true;
 }
 
 static void end_stages(struct executor *x)

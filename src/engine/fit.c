@@ -89,7 +89,10 @@ bool fit_weights(const struct tensorfile *f, const struct config *c, const struc
             out->memory[part] += (size_t)spec->n_in * sizeof(float);
             continue;
         }
-        if (!placement_shape(f, c, spec, &shape, err))
+        const struct tensorfile *file = f;
+        const struct config *config = c;
+        build_source(spec, &file, &config);
+        if (!placement_shape(file, config, spec, &shape, err))
             return false;
         size_t bytes = weight_bytes(be, &shape, spec->role, &mapped);
         out->memory[part] += bytes;

@@ -6,6 +6,7 @@
 #include "base/os.h"
 #include "engine/engine_int.h"
 #include "engine/prefix_file.h"
+#include "model/eagle.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -266,6 +267,7 @@ static void fill_shape(const struct engine *e, const char *salt, struct prefix_s
     uint64_t h = prefix_checksum(0, kv->be->ops->name, strlen(kv->be->ops->name));
     h = hash_file(h, e->rt->file);
     h = hash_file(h, e->rt->mmproj); /* rows of images */
+    h = hash_file(h, e->rt->eagle ? e->rt->eagle->file : NULL);
     enum isa isa;
     int facts[] = {kv->k_type,
                    kv->v_type,

@@ -15,6 +15,7 @@
 #include "engine/runtime_int.h"
 #include "engine/workers.h"
 #include "file/builtin.h"
+#include "model/eagle.h"
 #include "text/grammar/grammar.h"
 
 #include <pthread.h>
@@ -143,30 +144,33 @@ static enum model_parts parts_of(const struct runtime_options *opt, const struct
 static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
                          const struct config *c, struct error *err)
 {
-    enum { HEAD_AUTO = 3 };
+    enum { HEAD_AUTO = 3, EAGLE_AUTO = 6 };
     const unsigned text = 1u << DRAFT_TEXT, head = 1u << DRAFT_HEAD, small = 1u << DRAFT_MODEL;
-    bool fixed = opt->draft > 0;
+    bool fixed = opt->draft > 0, is_small = opt->draft_model && !rt->eagle;
+    bool has_head = c->n_mtp || rt->eagle;
     unsigned from = opt->draft_from             ? opt->draft_from
-                    : fixed && opt->draft_model ? small
+                    : fixed && is_small         ? small
                     : fixed                     ? head
                                                 : text | head | small | 1u << DRAFT_GRAMMAR;
     if (opt->draft > (from & head ? DRAFT_MOST : DRAFT_DEPTH))
         return error_set(err, "%d draft tokens; at most %d", opt->draft,
                          from & head ? DRAFT_MOST : DRAFT_DEPTH);
-    if (from & head && !(from & text) && !c->n_mtp && opt->draft && (fixed || opt->draft_from))
+    if (from & head && !(from & text) && !has_head && opt->draft && (fixed || opt->draft_from))
         return error_set(err, "%s: the model has no block that drafts tokens ahead (--draft)",
                          rt->file->path);
-    if (from == small && opt->draft && !opt->draft_model)
-        return error_set(err, "--draft model: no draft model is given (--draft-model)");
+    if (from == small && opt->draft && !is_small)
+        return error_set(err, "--draft model: %s",
+                         rt->eagle ? "--draft-model is an EAGLE-3 head (--draft head)"
+                                   : "no draft model is given (--draft-model)");
     if (opt->draft_model && opt->embed)
         return error_set(err, "--draft-model: embeddings need no drafts");
-    if (opt->draft_model && (!opt->draft || !(from & small)))
+    if (opt->draft_model && (!opt->draft || !(from & (is_small ? small : head))))
         return error_set(err, "--draft-model: --draft excludes it");
     rt->draft_from = !opt->draft || opt->embed ? 0 : from;
-    rt->draft_from &= c->n_mtp ? ~0u : ~head;
-    rt->draft_from &= opt->draft_model ? ~0u : ~small;
+    rt->draft_from &= has_head ? ~0u : ~head;
+    rt->draft_from &= is_small ? ~0u : ~small;
     rt->draft_fixed = fixed ? opt->draft : 0;
-    rt->draft = !(rt->draft_from & head) ? 0 : fixed ? opt->draft : HEAD_AUTO;
+    rt->draft = !(rt->draft_from & head) ? 0 : fixed ? opt->draft : rt->eagle ? EAGLE_AUTO : HEAD_AUTO;
     return true;
 }
 
@@ -357,6 +361,14 @@ static bool measure_small(const struct runtime *rt, const struct runtime_options
     return draft_open_measure(opt, gpu, &o->small_bytes, err);
 }
 
+/* Leaves in a config what this runtime loads. */
+static void choose_parts(const struct runtime *rt, const struct runtime_options *opt,
+                         struct config *c)
+{
+    c->eagle = rt->eagle;
+    model_choose(c, parts_of(opt, rt));
+}
+
 /* Decides everything that can be decided before loading, and opens the device. */
 static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, struct opening *o,
                          struct error *err)
@@ -371,9 +383,10 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
                          "%s: a %s model makes embeddings, not text: `steel embed`, or "
                          "`steel serve --embedding`",
                          rt->file->path, c.arch_name);
-    if (!choose_draft(rt, opt, &c, err))
+    if (!choose_draft(rt, opt, &c, err) ||
+        (rt->eagle && !eagle_fits(rt->eagle, &c, rt->file->path, err)))
         return false;
-    model_choose(&c, parts_of(opt, rt));
+    choose_parts(rt, opt, &c);
     if (!outline_load(rt->file, &c, &outline, err))
         return false;
     model_measure(rt->file, &c, &size);
@@ -417,7 +430,7 @@ static bool prepare(struct runtime *rt, const struct runtime_options *opt,
 {
     if (prepare_with(rt, opt, o, err))
         return true;
-    if (!rt->draft || opt->draft != DRAFT_AUTO || opt->draft_from)
+    if (!rt->draft || opt->draft != DRAFT_AUTO || opt->draft_from || rt->eagle)
         return false;
     if (rt->be)
         rt->be->ops->close(rt->be);
@@ -496,8 +509,13 @@ static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_lim
 static bool load(struct runtime *rt, const struct opening *o, int *lora_rank, struct error *err)
 {
     const struct runtime_options *opt = o->opt;
-    rt->model = model_load(rt->file, rt->be, parts_of(opt, rt), rt->shard.cut ? &rt->shard : NULL,
-                           opt->progress, err);
+    struct config *own = mem_zalloc(1, sizeof *own);
+    if (config_load(rt->file, own, err)) {
+        choose_parts(rt, opt, own);
+        rt->model = model_load_config(rt->file, rt->be, own, rt->shard.cut ? &rt->shard : NULL,
+                                      opt->progress, err);
+    }
+    mem_free(own);
     if (!rt->model)
         return false;
     const struct config *c = &rt->model->config;
@@ -520,7 +538,7 @@ static bool add_canary(struct runtime *rt, struct error *err)
 /* In the process that lays out steps. */
 static bool open_small(struct runtime *rt, const struct opening *o, struct error *err)
 {
-    return !o->opt->draft_model || draft_open(rt, o->opt, o->device.device, err);
+    return !o->opt->draft_model || rt->eagle || draft_open(rt, o->opt, o->device.device, err);
 }
 
 bool runtime_build(struct runtime *rt, const struct opening *o, struct error *err)
@@ -574,6 +592,26 @@ static bool match_small(struct runtime *rt, const struct runtime_options *opt, s
     return ok;
 }
 
+/* Opens the head that drafts, if opt->draft_model is one and no small model. */
+static bool open_eagle(struct runtime *rt, const struct runtime_options *opt, struct error *err)
+{
+    struct tensorfile *f = opt->draft_model ? tensorfile_open(opt->draft_model, err) : NULL;
+    bool is = f && eagle_is(f);
+    if (opt->draft_model && !f)
+        return error_prefix(err, "--draft-model");
+    if (!is) {
+        tensorfile_close(f);
+        return true;
+    }
+    if (workers_wait()) {
+        error_set(err, "%s: an EAGLE-3 head drafts in one process only, without ranks", f->path);
+        tensorfile_close(f);
+    } else {
+        rt->eagle = eagle_open(f, err);
+    }
+    return rt->eagle || error_prefix(err, "--draft-model");
+}
+
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
@@ -583,7 +621,8 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
-    if (opt->draft_model && !match_small(rt, opt, err))
+    if (!open_eagle(rt, opt, err) ||
+        (opt->draft_model && !rt->eagle && !match_small(rt, opt, err)))
         return false;
     if (!prepare(rt, opt, &without, &o, err))
         return false;
@@ -680,10 +719,10 @@ bool runtime_plan(struct tensorfile *f, const struct runtime_options *opt, struc
     struct runtime_options without;
     *out = (struct runtime_plan){0};
     rt->file = f;
-    out->fits = prepare(rt, opt, &without, o, &out->why);
+    out->fits = open_eagle(rt, opt, &out->why) && prepare(rt, opt, &without, o, &out->why);
     bool ok = rt->be && config_load(f, c, err);
     if (ok) {
-        model_choose(c, parts_of(o->opt, rt));
+        choose_parts(rt, o->opt, c);
         ok = outline_load(f, c, &outline, err);
     }
     if (ok && rt->be->own_memory && out->fits)
@@ -696,6 +735,7 @@ bool runtime_plan(struct tensorfile *f, const struct runtime_options *opt, struc
     if (rt->be)
         rt->be->ops->close(rt->be);
     tensorfile_close(rt->mmproj);
+    eagle_close(rt->eagle);
     mem_free(c);
     mem_free(o);
     mem_free(rt);
@@ -729,6 +769,7 @@ void runtime_close(struct runtime *rt)
     grammar_vocab_free(rt->grammar_vocab);
     tokenizer_free(rt->tokenizer);
     tensorfile_close(rt->mmproj);
+    eagle_close(rt->eagle);
     tensorfile_close(rt->file);
     mem_free(rt);
 }

@@ -8,6 +8,7 @@
 
 enum {
     BLOCK_KEY = 1 << 27, /* offset of the keys of the MTP block's recorded steps */
+    NEXT_KEY = 1 << 26,  /* of those that continue the block's own rows */
     BLOCK_ROWS = 16,     /* more rows of a sequence count as a prompt */
 };
 
@@ -38,6 +39,7 @@ struct stepper {
     struct row_choice *choices;     /* (max_out) */
     int32_t *from;                  /* (max_tokens) for the MTP block's steps, or NULL */
     struct sampler *greedy;         /* for drafts */
+    bool drafted;                   /* the step before was the block's */
     struct lora_use *loras;         /* (max_seqs * LORA_MAX_USES), or NULL */
     struct started_step started[2]; /* oldest first */
     int n_started;
@@ -387,6 +389,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     if (!check_room(st, items, n_items, err))
         return false;
     begin_batch(st, st->limits.keep);
+    st->drafted = false;
     st->b.types = st->types;
     st->b.rope_pos = st->rope_pos;
     st->b.spans = st->spans;
@@ -510,17 +513,20 @@ static void add_draft(struct stepper *st, struct draft_item *it)
 bool step_draft(struct stepper *st, struct draft_item *items, int n_items, struct error *err)
 {
     CHECK(st->n_started == 0 && st->from, "no step to draft from");
+    const struct mtp *m = &st->m->net.mtp;
     begin_batch(st, true);
     st->b.from = st->from;
+    st->b.continues = m->n_taps && st->drafted;
+    st->drafted = true;
     for (int pass = 0; pass < 2; pass++) /* single rows first */
         for (int i = 0; i < n_items; i++)
             if ((items[i].n == 1) == (pass == 0))
                 add_draft(st, &items[i]);
-    uint64_t key = BLOCK_KEY | (uint64_t)st->b.n_seqs;
+    uint64_t key = BLOCK_KEY | (st->b.continues ? NEXT_KEY : 0) | (uint64_t)st->b.n_seqs;
     for (int i = 0; i < n_items; i++)
         key = items[i].n > BLOCK_ROWS ? 0 : key;
     bool ok = executor_draft(st->executor, &st->b, key, st->greedy, err);
     for (int i = 0; ok && i < n_items; i++)
-        items[i].token = items[i].want ? step_token(st, items[i].row) : -1;
+        items[i].token = items[i].want ? mtp_token(m, step_token(st, items[i].row)) : -1;
     return ok;
 }

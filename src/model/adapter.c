@@ -155,7 +155,7 @@ static void list_targets(struct reading *r)
 {
     map_init(&r->by_name, 1024);
     for (int i = 0; i < r->n_specs; i++)
-        for (int k = 0; r->specs[i].w && k < r->specs[i].n_rows; k++)
+        for (int k = 0; r->specs[i].w && !r->specs[i].eagle && k < r->specs[i].n_rows; k++)
             list_rows(r, i, k);
 }
 

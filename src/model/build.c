@@ -2,6 +2,7 @@
 #include "model/build.h"
 #include "backend/backend.h"
 #include "base/mem.h"
+#include "model/eagle.h"
 #include "model/families/family.h"
 
 #include <stdio.h>
@@ -35,6 +36,15 @@ void build_name(const struct tensorfile *f, const struct config *c, const struct
         snprintf(out, size, "%s%s", head, base);
     else
         snprintf(out, size, "%s%s%c%s", head, base, whole ? '_' : '.', suffix);
+}
+
+void build_source(const struct tensor_spec *spec, const struct tensorfile **f,
+                  const struct config **c)
+{
+    if (!spec->eagle)
+        return;
+    *f = (*c)->eagle->file;
+    *c = &(*c)->eagle->config;
 }
 
 const struct tensor *build_find(const struct tensorfile *f, const struct config *c,
@@ -245,7 +255,7 @@ float build_scalar(struct net_builder *b, int layer, const struct tensor_name *n
 const struct rope *build_ropes(struct net_builder *b, int n,
                                const struct rope_config *const *configs, const int *n_rot)
 {
-    struct rope *ropes = mem_zalloc((size_t)n, sizeof *ropes);
+    struct rope *ropes = mem_zalloc((size_t)(n + b->spare_ropes), sizeof *ropes);
     for (int i = 0; i < n; i++) {
         float *freq = mem_zalloc((size_t)n_rot[i] / 2 + 1, sizeof *freq);
         ropes[i] = (struct rope){.n_rot = n_rot[i] / 2 * 2, .freq = freq};
@@ -296,6 +306,7 @@ void build_free(struct backend *be, struct network *net, struct tensor_spec *spe
         mem_free((void *)(uintptr_t)net->ropes[i].plane);
     }
     mem_free((void *)(uintptr_t)net->ropes);
+    mem_free((void *)(uintptr_t)net->mtp.ids);
     mem_free(net->layers);
     mem_free(net->mergers);
     mem_free(net->clips);

@@ -4,6 +4,7 @@
  */
 #include "model/config.h"
 #include "base/mem.h"
+#include "model/eagle.h"
 #include "model/families/family.h"
 #include "model/reader.h"
 
@@ -139,7 +140,7 @@ static bool find_hf(struct meta_reader *in)
     return true;
 }
 
-static bool check(const struct meta_reader *in)
+bool config_check(const struct meta_reader *in)
 {
     const struct config *c = in->c;
     const char *path = in->f->path;
@@ -188,6 +189,10 @@ bool config_load(const struct tensorfile *f, struct config *c, struct error *err
 {
     *c = (struct config){0};
     struct meta_reader in = {f, c, err, f->config};
+    if (eagle_is(f))
+        return error_set(err,
+                         "%s: an EAGLE-3 head, which drafts for another model: --draft-model",
+                         f->path);
     return (f->is_gguf ? find_gguf(&in) : find_hf(&in)) && c->family->read(&in) &&
-           (f->is_gguf || layout_read_config(&in, &c->layout)) && check(&in);
+           (f->is_gguf || layout_read_config(&in, &c->layout)) && config_check(&in);
 }

@@ -19,6 +19,7 @@ enum {
 struct model_family; /* model/families/family.h */
 struct meta_reader;  /* model/reader.h */
 struct tower_config; /* vision/tower.h */
+struct eagle;        /* model/eagle.h */
 
 enum rope_kind {
     ROPE_PLAIN,
@@ -64,6 +65,7 @@ struct config {
      * tensor-name prefix in a folder (default "model."). */
     int n_mtp;
     const char *hf_mtp;
+    const struct eagle *eagle; /* a head from another file that drafts instead; NULL = none */
     int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ff, n_expert, n_expert_used, n_ff_exp;
     bool norm_topk, tied;
@@ -141,6 +143,8 @@ struct config {
 };
 
 bool config_load(const struct tensorfile *f, struct config *c, struct error *err);
+/* Checks that hold for every family. */
+bool config_check(const struct meta_reader *in);
 
 /* Layers of the network, without an MTP block's. */
 int config_net_layers(const struct config *c);

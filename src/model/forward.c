@@ -6,13 +6,24 @@
 #include "model/model.h"
 #include "backend/backend.h"
 
-static void run_layers(struct model *m, int first, int last)
+/* The rows that an EAGLE-3 block reads, before layer i. */
+static void tap_layer(struct model *m, int i)
+{
+    const struct mtp *mtp = &m->net.mtp;
+    for (int k = 0; k < mtp->n_taps; k++)
+        if (mtp->taps[k] == i)
+            m->be->ops->draft->tap(m->be, k);
+}
+
+static void run_layers(struct model *m, int first, int last, bool taps)
 {
     struct backend *be = m->be;
     const struct network *net = &m->net;
     for (int i = first; i < last; i++) {
         if (m->stop && atomic_load_explicit(m->stop, memory_order_relaxed))
-            return;                                   /* the result is not wanted any more */
+            return; /* the result is not wanted any more */
+        if (taps)
+            tap_layer(m, i);
         be->ops->mixer(be, &net->layers[i].mixer, i); /* what mixes positions */
         be->ops->mlp(be, &net->layers[i].mlp, i);     /* what each position does alone */
         for (int k = 0; k < net->n_mergers; k++)
@@ -27,7 +38,7 @@ static void run_layers(struct model *m, int first, int last)
 
 void forward_layers(struct model *m)
 {
-    run_layers(m, 0, network_depth(&m->net));
+    run_layers(m, 0, network_depth(&m->net), false);
 }
 
 /* A step of the MTP block (batch.from) has another beginning, the layers after those of a step, and another head. */
@@ -36,14 +47,16 @@ static void run_ops(struct model *m, const struct batch *b)
     struct backend *be = m->be;
     const struct network *net = &m->net;
     const struct head *head = b->from ? &net->mtp.head : &net->head;
+    static const struct norm as_is = {NORM_NONE};
     int depth = network_depth(net);
+    bool taps = net->mtp.n_taps > 0;
     if (b->from)
         be->ops->draft->join(be, &net->mtp);
     else
         be->ops->embed(be, &net->embed);
-    run_layers(m, b->from ? depth : 0, b->from ? net->n_layers : depth);
-    if (b->keep)
-        be->ops->draft->keep(be, &head->norm); /* for drafts */
+    run_layers(m, b->from ? depth : 0, b->from ? net->n_layers : depth, taps && b->keep && !b->from);
+    if (b->keep && (!taps || b->from))
+        be->ops->draft->keep(be, taps ? &as_is : &head->norm); /* for drafts */
     if (!net->n_mergers)
         be->ops->head(be, head);
 }

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "backend/backend.h"
 #include "file/direct.h"
+#include "model/eagle.h"
 #include "model/families/family.h"
 #include "model/fp8_check.h"
 #include "model/model.h"
@@ -20,6 +21,7 @@
 
 struct weight_loader {
     const struct tensorfile *f;
+    const struct config *c; /* of f */
     struct model *m;
     const struct progress *progress;
     size_t done, total; /* bytes */
@@ -34,7 +36,7 @@ struct weight_loader {
 static const struct tensor *lookup(struct weight_loader *l, const struct tensor_name *n, int layer,
                                    int expert, const char *suffix)
 {
-    return build_find(l->f, &l->m->config, n, layer, expert, suffix);
+    return build_find(l->f, l->c, n, layer, expert, suffix);
 }
 
 static const struct tensor *need(struct weight_loader *l, const struct tensor_name *n, int layer,
@@ -43,7 +45,7 @@ static const struct tensor *need(struct weight_loader *l, const struct tensor_na
     const struct tensor *t = lookup(l, n, layer, expert, suffix);
     if (!t) {
         char name[192];
-        build_name(l->f, &l->m->config, n, layer, expert, suffix, name, sizeof name);
+        build_name(l->f, l->c, n, layer, expert, suffix, name, sizeof name);
         error_set(l->err, "%s: tensor %s: missing", l->f->path, name);
     }
     return t;
@@ -224,7 +226,7 @@ static bool find_layout(struct weight_loader *l, const struct weight_rows *rows,
     struct layout_ask ask = {.path = l->f->path,
                              .find = find_part,
                              .arg = &place,
-                             .config = &l->m->config.layout,
+                             .config = &l->c->layout,
                              .n_in = n_in,
                              .n_out = rows->tensor_rows ? rows->tensor_rows : rows->n,
                              .n_stack = n_stack,
@@ -316,7 +318,7 @@ static bool add_packed(struct weight_loader *l, struct raw_weight *w,
 static bool tensor_scales(struct weight_loader *l, const struct tensor_name *n, int layer,
                           int n_expert, struct raw_seg *s)
 {
-    const struct tensor *t = build_scale(l->f, &l->m->config, n, layer);
+    const struct tensor *t = build_scale(l->f, l->c, n, layer);
     if (!t)
         return true;
     if (!check_shape(l, t, n_expert, 1, 1) || !check_floats(l, t))
@@ -694,7 +696,7 @@ static bool finish(struct weight_loader *l, struct raw_weight *w, const struct t
         if (ok && (w->transient || out->owns))
             tensorfile_forget(l->f, l->used[i]);
         else
-            l->m->reads = l->f;
+            l->m->reads[l->f != l->m->file] = l->f;
     }
     for (int i = 0; i < l->n_blocks; i++)
         mem_free(l->blocks[i]);
@@ -729,11 +731,18 @@ static bool describe(const struct tensorfile *f, const struct config *c, struct 
                      struct network *net, struct tensor_spec **specs, int *n_specs,
                      struct error *err)
 {
-    int n = config_net_layers(c) + c->n_mtp;
+    int n = config_net_layers(c) + c->n_mtp + (c->eagle != NULL);
     *net = (struct network){.n_layers = n, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
     net->layers = mem_zalloc((size_t)n, sizeof *net->layers);
-    struct net_builder b = {.f = f, .c = c, .be = be, .net = net, .err = err};
+    struct net_builder b = {.f = f,
+                            .c = c,
+                            .be = be,
+                            .net = net,
+                            .spare_ropes = c->eagle != NULL,
+                            .err = err};
     c->family->build(&b);
+    if (c->eagle)
+        eagle_build(&b);
     *specs = b.specs;
     *n_specs = b.n_specs;
     return !b.failed;
@@ -775,6 +784,8 @@ void model_choose(struct config *c, enum model_parts parts)
 {
     c->headless |= (parts & MODEL_HEADLESS) != 0;
     if (!(parts & MODEL_DRAFTING) || c->headless)
+        c->eagle = NULL;
+    if (!(parts & MODEL_DRAFTING) || c->headless || c->eagle)
         c->n_mtp = 0;
     if (!(parts & MODEL_SEEING)) {
         c->n_deepstack = 0;
@@ -803,12 +814,17 @@ struct model *model_load_config(const struct tensorfile *f, struct backend *be,
     struct model *m = mem_zalloc(1, sizeof *m);
     m->be = be;
     m->config = *c;
+    m->file = f;
     m->direct = direct_open(f);
     bool ok = build(m, f, shard, err);
     struct weight_loader l = {
-        .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
+        .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
+    l.total += c->eagle ? tensorfile_bytes(c->eagle->file) : 0;
     for (int i = 0; ok && i < m->n_specs; i++) {
         const struct tensor_spec *spec = &m->specs[i];
+        l.f = f;
+        l.c = &m->config;
+        build_source(spec, &l.f, &l.c);
         if (!spec->cut || !spec->cut->none)
             ok = spec->w ? load_weight(&l, spec) : load_vector(&l, spec);
     }
@@ -818,8 +834,10 @@ struct model *model_load_config(const struct tensorfile *f, struct backend *be,
         model_free(m);
         return NULL;
     }
-    if (!m->reads)
+    if (!m->reads[0])
         tensorfile_forget_all(f);
+    if (c->eagle && !m->reads[1])
+        tensorfile_forget_all(c->eagle->file);
     struct model_size size;
     model_measure(f, &m->config, &size);
     m->bytes = size.bytes;
@@ -873,6 +891,8 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
         active += (double)n * (expert ? share : 1);
         active_bytes += (double)bytes * (expert ? share : 1);
     }
+    for (size_t i = 0; c->eagle && i < c->eagle->file->n_tensors; i++)
+        out->bytes += c->eagle->file->tensors[i].bytes;
     out->n_active = (int64_t)(active + 0.5);
     out->active_bytes = (size_t)active_bytes;
 }

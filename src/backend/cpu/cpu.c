@@ -337,10 +337,14 @@ static bool prepare_latent(struct cpu_backend *cb, const struct network *net, in
 
 static bool prepare_mtp(struct cpu_backend *cb, const struct network *net, int T, struct error *err)
 {
-    int E = net->n_embd;
-    cb->kept = cb->joined = NULL;
-    return !net->mtp.fc || ((cb->kept = cpu_rows(cb, T, E, "rows for drafts", err)) &&
-                            (cb->joined = cpu_rows(cb, T, 2 * E, "inputs of drafts", err)));
+    int E = net->n_embd, wide = net->mtp.n_taps * E;
+    cb->kept = cb->joined = cb->tapped = cb->to_fc = NULL;
+    if (!net->mtp.fc)
+        return true;
+    return (cb->kept = cpu_rows(cb, T, E, "rows for drafts", err)) &&
+           (cb->joined = cpu_rows(cb, T, 2 * E, "inputs of drafts", err)) &&
+           (!wide || ((cb->tapped = cpu_rows(cb, T, wide, "rows for drafts", err)) &&
+                      (cb->to_fc = cpu_rows(cb, T, wide, "inputs of drafts", err))));
 }
 
 /* Everything of prepare() that allocates. */
@@ -565,6 +569,8 @@ const float *cpu_block_input(struct cpu_backend *cb, const struct block *b)
 {
     if (b->parallel)
         return norm_before(cb, &b->in);
+    if (b->joined)
+        return cb->joined;
     const float *n = norm_stream(cb, &b->in);
     if (b->keep != 0) {
         size_t E = (size_t)cb->net->n_embd;
@@ -771,6 +777,16 @@ static void cap_rows(void *arg, int ith, int first, int last)
     }
 }
 
+/* Rows of n logits become rows of `width`, the others -inf. In place, so from the last one. */
+static void widen_logits(float *logits, int rows, size_t n, size_t width)
+{
+    for (size_t t = (size_t)rows; t-- > 0;) {
+        memmove(logits + t * width, logits + t * n, n * sizeof *logits);
+        for (size_t i = n; i < width; i++)
+            logits[t * width + i] = -INFINITY;
+    }
+}
+
 static void cpu_head(struct backend *be, const struct head *h)
 {
     struct cpu_backend *cb = cpu_self(be);
@@ -792,6 +808,8 @@ static void cpu_head(struct backend *be, const struct head *h)
         cb->base.comm->gather(cb->base.comm, logits, cb->stream.rows, cb->net->n_vocab);
         cpu_stage_end(cb, STAGE_COMM);
     }
+    if ((size_t)h->w->n_out < width && !h->partial)
+        widen_logits(logits, cb->stream.rows, (size_t)h->w->n_out, width);
     if (h->softcap != 0 || (h->scale != 0 && h->scale != 1)) {
         /* pieces of a row, so that one token spreads */
         struct cap_job j = {h, logits, 64};
@@ -810,7 +828,10 @@ static void cpu_keep(struct backend *be, const struct norm *norm)
     const struct cpu_stream *x = &cb->stream;
     cpu_settle(cb); /* the head reads the stream, too */
     cpu_stage_begin(cb);
-    cpu_add_norm(x->x, NULL, norm, cb->kept, x->rows, cb->net->n_embd, cb->pool, cb->isa);
+    if (norm->kind == NORM_NONE)
+        memcpy(cb->kept, x->x, (size_t)x->rows * (size_t)cb->net->n_embd * sizeof *x->x);
+    else
+        cpu_add_norm(x->x, NULL, norm, cb->kept, x->rows, cb->net->n_embd, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_NORM);
 }
 
@@ -893,7 +914,7 @@ static void cpu_pick_shapes(struct backend *be, FILE *out)
 
 static const struct adapter_ops cpu_adapters = {.adapt = cpu_lora_adapt,
                                                 .unadapt = cpu_lora_unadapt};
-static const struct draft_ops cpu_draft = {.keep = cpu_keep, .join = cpu_join};
+static const struct draft_ops cpu_draft = {.keep = cpu_keep, .tap = cpu_tap, .join = cpu_join};
 static const struct tower_ops cpu_tower = {.merge = cpu_merge, .features = cpu_features};
 static const struct stream_ops cpu_stream_ops = {
     .put = cpu_stream_put, .get = cpu_stream_get, .put_logits = cpu_logits_put};

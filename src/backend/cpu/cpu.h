@@ -64,6 +64,7 @@ struct cpu_backend {
     float *logits;              /* (max_out, n_vocab) */
     float *kept;                /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
     float *joined;              /* (max_tokens, 2*E) embeddings and kept rows */
+    float *tapped, *to_fc;      /* (max_tokens, n_taps*E) rows stored by tap; those that join reads */
     float *patches;             /* (max_tokens, D) a tower's inputs; NULL = no tower */
     float *merged[2];           /* rows inside its mergers */
     /* a bounded product's inputs and outputs, an ffn's [g u] and act(g, u); NULL = no clips */
@@ -138,6 +139,7 @@ struct relative cpu_relative(const struct cpu_backend *cb, const struct attentio
 /* embed.c, mlp.c: ops of backend.h */
 void cpu_embed(struct backend *be, const struct embed *e);
 void cpu_mlp(struct backend *be, const struct mlp *m, int layer);
+void cpu_tap(struct backend *be, int k);
 void cpu_join(struct backend *be, const struct mtp *m);
 
 /* Scratch until the next prepare(). */

@@ -140,6 +140,90 @@ void cpu_embed(struct backend *be, const struct embed *e)
     cpu_stage_end(cb, STAGE_EMBED);
 }
 
+/* EAGLE-3 (layer.h). */
+
+struct taps_job {
+    const struct cpu_backend *cb;
+    const struct mtp *m;
+    int k;
+};
+
+static void tap_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct taps_job *j = arg;
+    const struct cpu_backend *cb = j->cb;
+    size_t E = (size_t)cb->net->n_embd, n = (size_t)cb->net->mtp.n_taps;
+    for (size_t t = (size_t)first; t < (size_t)last; t++)
+        memcpy(cb->tapped + (t * n + (size_t)j->k) * E, cb->stream.x + t * E,
+               E * sizeof *cb->tapped);
+}
+
+void cpu_tap(struct backend *be, int k)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    struct taps_job j = {cb, NULL, k};
+    cpu_settle(cb);
+    cpu_stage_begin(cb);
+    if (pick_single_thread(SMALL_EMBED, (size_t)cb->stream.rows))
+        tap_rows(&j, 0, 0, cb->stream.rows);
+    else
+        pool_each(cb->pool, cb->stream.rows, POOL_EVEN, tap_rows, &j);
+    cpu_stage_end(cb, STAGE_NORM);
+}
+
+/* to_fc = the rows that the step continues, normed. */
+static void fc_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct taps_job *j = arg;
+    const struct cpu_backend *cb = j->cb;
+    int wide = j->m->n_taps * cb->net->n_embd;
+    for (int t = first; t < last; t++) {
+        float *to = cb->to_fc + (size_t)t * (size_t)wide;
+        memcpy(to, cb->tapped + (size_t)cb->batch.from[t] * (size_t)wide,
+               (size_t)wide * sizeof *to);
+        cpu_norm_alone(&j->m->taps_norm, to, 1, wide, cb->isa);
+    }
+}
+
+/* What the mixer reads, from embeddings in the stream and g in d or among the kept rows. The stream becomes g. */
+static void join_taps_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct taps_job *j = arg;
+    const struct cpu_backend *cb = j->cb;
+    int E = cb->net->n_embd;
+    size_t bytes = (size_t)E * sizeof(float);
+    for (int t = first; t < last; t++) {
+        float *x = cb->stream.x + (size_t)t * (size_t)E,
+              *e = cb->joined + 2 * (size_t)t * (size_t)E, *h = e + E;
+        const float *g = cb->batch.continues
+                             ? cb->kept + (size_t)cb->batch.from[t] * (size_t)E
+                             : cb->stream.d + (size_t)t * (size_t)E;
+        memcpy(e, x, bytes);
+        memcpy(h, g, bytes);
+        cpu_norm_alone(&j->m->embed_norm, e, 1, E, cb->isa);
+        cpu_norm_alone(&j->m->hidden_norm, h, 1, E, cb->isa);
+        memcpy(x, j->m->norm_residual ? h : g, bytes);
+    }
+}
+
+static void join_taps(struct cpu_backend *cb, const struct mtp *m)
+{
+    struct taps_job j = {cb, m, 0};
+    const struct embed tokens = {.tokens = m->tokens ? m->tokens : cb->net->embed.tokens};
+    embed_stream(cb, &tokens);
+    cpu_stage_begin(cb);
+    int rows = cb->stream.rows;
+    if (!cb->batch.continues) {
+        pool_each(cb->pool, rows, POOL_EVEN, fc_rows, &j);
+        gemm_linear(cb, m->fc, cb->to_fc, cb->stream.d, rows);
+    }
+    pool_each(cb->pool, rows, POOL_EVEN, join_taps_rows, &j);
+    cpu_stage_end(cb, STAGE_EMBED);
+}
+
 struct join_job {
     const struct cpu_backend *cb;
     const struct mtp *m;
@@ -165,6 +249,10 @@ void cpu_join(struct backend *be, const struct mtp *m)
     struct cpu_backend *cb = cpu_self(be);
     const struct cpu_stream *x = &cb->stream;
     struct join_job j = {cb, m};
+    if (m->n_taps) {
+        join_taps(cb, m);
+        return;
+    }
     embed_stream(cb, &cb->net->embed);
     if (cb->net->embed.partial)
         cpu_sum_members(cb, x->x, NULL);

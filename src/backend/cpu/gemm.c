@@ -77,6 +77,7 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
                   cb->net->embed.layers.width,
                   max->latent,
                   cb->net->mtp.fc ? 2 * n_embd : 0,
+                  cb->net->mtp.n_taps * n_embd,
                   max->merged,
                   cb->net->streams.head.w ? cb->net->streams.n * n_embd : 0,
                   patches ? patches->n_in : 0};
