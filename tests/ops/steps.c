@@ -8,6 +8,7 @@
 #include "duo.h"
 #include "sample/sampler.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,10 @@ struct mini {
     struct duo_mlp mlp[MAX_LAYERS];
     struct array an[MAX_LAYERS], fn[MAX_LAYERS], qn, kn, norm;
     bool drafts; /* set before mini_open: the last layer is an MTP block's */
+    int n_taps;  /* ... or an EAGLE-3 head's, which reads so many layers */
+    bool norms_taps, norms_residual, own_tokens;
+    struct duo_weight own_emb, own_head; /* the head's, of fewer outputs */
+    struct array tn;                     /* (n_taps, E) */
     struct duo_weight fc;
     struct array en, hn, gn; /* its norms */
 };
@@ -27,6 +32,11 @@ struct mini {
 static struct norm rms(const struct array *gain, int side)
 {
     return (struct norm){NORM_RMS, gain->on[side], NULL, 1e-6f};
+}
+
+static int few_outputs(int n_vocab)
+{
+    return n_vocab / 3 + 5;
 }
 
 /* types: of the output projection, of gate and up, of down */
@@ -46,7 +56,8 @@ static void mini_open(struct mini *m, const struct dims *s, int n_layers, bool d
     m->qn = array_random(d, (size_t)s->head_dim, 1.0f);
     m->kn = array_random(d, (size_t)s->head_dim, 1.0f);
     for (int i = 0; i < n_layers; i++) {
-        struct random_spec qkv = {.n_in = E,
+        bool eagle = m->n_taps && i == n_layers - 1;
+        struct random_spec qkv = {.n_in = eagle ? 2 * E : E,
                                   .n_expert = 1,
                                   .n_seg = 3,
                                   .rows = {H, K, K},
@@ -57,31 +68,52 @@ static void mini_open(struct mini *m, const struct dims *s, int n_layers, bool d
         weight_new(d, &m->wo[i], WEIGHT_LINEAR, &wo);
         m->an[i] = array_random(d, (size_t)E, 1.0f);
         m->fn[i] = array_random(d, (size_t)E, 1.0f);
-        bool dense = dense_first && i == 0;
+        bool dense = (dense_first && i == 0) || eagle;
         mlp_new(d, i, &m->mlp[i], dense ? 1 : s->n_expert, dense ? s->n_ff : s->n_ff_exp, types[1],
                 types[2], DT_F32);
         kv_new(d, i);
     }
     if (m->drafts) {
         struct random_spec fc = {
-            .n_in = 2 * E, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {types[0]}};
+            .n_in = (m->n_taps ? m->n_taps : 2) * E, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {types[0]}};
         weight_new(d, &m->fc, WEIGHT_LINEAR, &fc);
         m->en = array_random(d, (size_t)E, 1.0f);
         m->hn = array_random(d, (size_t)E, 1.0f);
         m->gn = array_random(d, (size_t)E, 1.0f);
     }
+    if (m->norms_taps)
+        m->tn = array_random(d, (size_t)(m->n_taps * E), 1.0f);
+    if (m->own_tokens) {
+        weight_new(d, &m->own_emb, WEIGHT_EMBED, &emb);
+        emb.rows[0] = few_outputs(s->n_vocab);
+        weight_new(d, &m->own_head, WEIGHT_HEAD, &emb);
+    }
     EACH(side)
     {
         if (m->drafts)
-            d->net[side].mtp = (struct mtp){&m->fc.on[side],
-                                            rms(&m->en, side),
-                                            rms(&m->hn, side),
-                                            {.norm = rms(&m->gn, side), .w = &m->head.on[side]}};
+            d->net[side].mtp =
+                (struct mtp){.fc = &m->fc.on[side],
+                             .embed_norm = rms(&m->en, side),
+                             .hidden_norm = rms(&m->hn, side),
+                             .head = {.norm = rms(&m->gn, side), .w = &m->head.on[side]}};
+        struct mtp *mtp = &d->net[side].mtp;
+        mtp->n_taps = m->n_taps;
+        for (int k = 0; k < m->n_taps; k++)
+            mtp->taps[k] = (k + 1) % (n_layers - 1);
+        if (m->norms_taps)
+            mtp->taps_norm = rms(&m->tn, side);
+        mtp->norm_residual = m->norms_residual;
+        if (m->own_tokens) {
+            mtp->tokens = &m->own_emb.on[side];
+            mtp->head.w = &m->own_head.on[side];
+        }
         d->net[side].embed.tokens = &m->emb.on[side];
         d->net[side].head = (struct head){.norm = rms(&m->norm, side), .w = &m->head.on[side]};
         for (int i = 0; i < n_layers; i++) {
             struct layer *l = &d->layers[side][i];
-            l->mixer.block.in = rms(&m->an[i], side);
+            l->mixer.block.joined = m->n_taps && i == n_layers - 1;
+            if (!l->mixer.block.joined)
+                l->mixer.block.in = rms(&m->an[i], side);
             l->mlp.block.in = rms(&m->fn[i], side);
             l->mixer.attention.wqkv = &m->wqkv[i].on[side];
             l->mixer.attention.wo = &m->wo[i].on[side];
@@ -102,6 +134,12 @@ static void mini_close(struct mini *m)
         array_free(d, &m->en);
         array_free(d, &m->hn);
         array_free(d, &m->gn);
+    }
+    if (m->norms_taps)
+        array_free(d, &m->tn);
+    if (m->own_tokens) {
+        weight_free(d, &m->own_emb);
+        weight_free(d, &m->own_head);
     }
     array_free(d, &m->norm);
     array_free(d, &m->qn);
@@ -401,9 +439,18 @@ static bool draft_step(struct mini *m, struct batch *b, int side, uint64_t key)
         be->ops->mlp(be, &m->d.layers[side][last].mlp, last);
     } else {
         be->ops->embed(be, &net->embed);
-        mini_layers(m, side, last);
+        for (int i = 0; i < last; i++) {
+            for (int k = 0; k < net->mtp.n_taps && b->keep; k++)
+                if (net->mtp.taps[k] == i)
+                    be->ops->draft->tap(be, k);
+            be->ops->mixer(be, &m->d.layers[side][i].mixer, i);
+            be->ops->mlp(be, &m->d.layers[side][i].mlp, i);
+        }
     }
-    if (b->keep)
+    static const struct norm as_is = {NORM_NONE};
+    if (b->keep && m->n_taps && b->from)
+        be->ops->draft->keep(be, &as_is);
+    if (b->keep && !m->n_taps)
         be->ops->draft->keep(be, b->from ? &net->mtp.head.norm : &net->head.norm);
     be->ops->head(be, b->from ? &net->mtp.head : &net->head);
     be->ops->launch(be);
@@ -435,6 +482,30 @@ static void decide_draft(struct mini *m, struct batch *b, int32_t *tokens)
     }
 }
 
+/* Logits of a head with fewer outputs than n_vocab, whose other tokens are impossible. */
+static void check_few(struct mini *m, const char *name, int rows)
+{
+    int V = m->d.s.n_vocab, few = few_outputs(V);
+    size_t n = (size_t)(rows * V);
+    float *got = mem_alloc(n * sizeof *got), *want = mem_alloc(n * sizeof *want);
+    logits_get(&m->d, DEV, rows, got);
+    logits_get(&m->d, REF, rows, want);
+    for (int i = 0; i < rows; i++) {
+        const float *row = got + (size_t)i * (size_t)V, *right = want + (size_t)i * (size_t)V;
+        check_close(name, row, right, (size_t)few, 4 * product_tol);
+        bool none = true;
+        for (int k = few; k < V; k++)
+            none &= isinf(row[k]) && row[k] < 0 && isinf(right[k]) && right[k] < 0;
+        n_checks++;
+        if (!none) {
+            n_failed++;
+            printf("FAIL  %s: row %d has logits of tokens that the head lacks\n", name, i);
+        }
+    }
+    mem_free(got);
+    mem_free(want);
+}
+
 /* Steps on both, then on the one under test again, recorded and replayed: the same bytes. All of them each
  * time, since each reads what the one before kept. */
 static void check_drafts(struct mini *m, struct batch *steps, int32_t *const *tokens, int n,
@@ -461,7 +532,10 @@ static void check_drafts(struct mini *m, struct batch *steps, int32_t *const *to
             draft_end(m, DEV);
             logits_get(&m->d, DEV, b->n_out, got);
             if (!round) {
-                logits_check(&m->d, what, b->n_out, 4 * product_tol);
+                if (b->from && m->own_tokens)
+                    check_few(m, what, b->n_out);
+                else
+                    logits_check(&m->d, what, b->n_out, 4 * product_tol);
                 continue;
             }
             n_checks += 2;
@@ -551,16 +625,21 @@ void test_drafts(void)
                 {"4 rows", four, 1, true},      {"2, 1, 2, 3 and 2 rows", some, 5, true},
                 {"mixed, 45", mixed, 3, false}, {"mixed, 262", wide, 3, false}};
     static const enum dtype types[][3] = {{DT_Q4_K, DT_Q4_K, DT_Q6_K}, {DT_F16, DT_Q8_0, DT_Q8_0}};
-    for (int t = 0; t < 2; t++) {
+    static const int n_taps[] = {0, 0, 3, 2};
+    for (int t = 0; t < 4; t++) {
         struct mini *m = mem_zalloc(1, sizeof *m);
         m->drafts = true;
-        mini_open(m, &s, 2, true, types[t]); /* the block has experts, the other layer has none */
+        m->n_taps = n_taps[t];
+        m->norms_taps = m->norms_residual = t == 3;
+        m->own_tokens = t == 2;
+        /* an MTP block has experts, the layer before it has none; an EAGLE-3 head is dense, after one layer of each kind */
+        mini_open(m, &s, m->n_taps ? 3 : 2, true, types[t % 2]);
         for (int r = 0; r < (light ? 5 : 6); r++) {
             struct plan p, q, next;
             int32_t from[2][512];
             char name[80];
-            snprintf(name, sizeof name, "drafts from %s, %s", runs[r].name,
-                     dtype_name(types[t][0]));
+            snprintf(name, sizeof name, "drafts from %s, %s%s", runs[r].name,
+                     dtype_name(types[t % 2][0]), m->n_taps ? ", EAGLE-3" : "");
             plan_make(&p, &s, runs[r].seqs, runs[r].n, false);
             q = p;
             int n = p.b.n_tokens;
@@ -583,11 +662,12 @@ void test_drafts(void)
                 from[1][i] = next.b.n_tokens - 1 - i;
             q.b.from = from[0];
             next.b.from = from[1];
+            next.b.continues = m->n_taps > 0;
             struct batch steps[] = {p.b, q.b, next.b};
             int32_t *tokens[] = {p.tokens, q.tokens, next.tokens};
             check_drafts(m, steps, tokens, 3, name, 10 + 3 * (uint64_t)r);
             check_join(m, &q.b, name);
-            for (int i = 0; i < 2; i++) /* rounds the reference did not take part in */
+            for (int i = 0; i < m->n_layers; i++) /* rounds the reference did not take part in */
                 kv_copy_back(&m->d, i);
             mem_free(p.pages);
         }

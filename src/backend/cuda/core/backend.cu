@@ -121,26 +121,33 @@ static void op_embed(struct backend *be, const struct embed *e)
 /* [q k v] = n W^T; norms, RoPE; q is written to cu->act.q, k and v to the cache. Returns true for a
  * step of decodes whose attention itself rotates and stores; then the raw projections are in
  * cu->act.qkv. */
-static bool project(struct cuda_backend *cu, const struct attn_layer *l, const struct norm *norm)
+static bool project(struct cuda_backend *cu, const struct attn_layer *l, const struct block *block)
 {
     struct step s = cuda_step(cu);
     struct rows n = {};
-    struct pick_case c = cuda_case(cu, norm, &n);
+    struct pick_case c = {};
+    if (block->joined) {
+        n = mtp_joined(cu);
+        c.rows = n.n;
+        c.x = &n;
+    } else {
+        c = cuda_case(cu, &block->in, &n);
+    }
     c.w = l->wqkv;
     c.y = cu->act.q;
     c.attn.raw = !cu->exact && s.n_decode == s.n_tokens && !l->spans && !l->chunked && !l->choice &&
                  attn_takes_raw(cu, l);
     c.attn.layer = l;
     c.step = &s;
-    const struct cuda_pick *p = pick_find(cu, PICK_QKV, &c);
-    if (p->run && !lora_changes(cu, c.w)) {
+    const struct cuda_pick *p = block->joined ? NULL : pick_find(cu, PICK_QKV, &c);
+    if (p && p->run && !lora_changes(cu, c.w)) {
         pick_input(cu, p, &c);
         step_mark(cu);
         pick_go(cu, p, &c);
         step_mark_end(cu, STAGE_QKV);
         return false;
     }
-    if (!p->run)
+    if (p && !p->run)
         pick_go(cu, p, &c);
     c.y = cu->act.qkv;
     pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
@@ -274,7 +281,7 @@ static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m,
         const struct mixer_product gate = {cuda_matrix(l->wgate), cu->act.gates};
         mixer_products(cu, &m->block.in, &gate, 1);
     }
-    bool raw = project(cu, &al, &m->block.in);
+    bool raw = project(cu, &al, &m->block);
     step_mark(cu);
     struct rows a = attn_attend(cu, &al, &s, raw);
     if (al.floats)
@@ -369,10 +376,15 @@ static void op_head(struct backend *be, const struct head *h)
         return;
     }
     c.w = cuda_matrix(h->w);
-    c.y = comm_head_to(cu, h);
+    float *few = mtp_few_logits(cu, h);
+    c.y = few ? few : comm_head_to(cu, h);
     if (!c.rows)
         return;
     pick_run(cu, PICK_LINEAR, &c, STAGE_HEAD);
+    if (few) {
+        mtp_widen(cu, h, c.rows);
+        return;
+    }
     float scale = h->scale == 0 ? 1.0f : h->scale;
     if (scale != 1.0f || h->softcap != 0)
         embed_logits(cu, c.y, (size_t)c.rows * (size_t)c.w->n_out, scale, h->softcap);
@@ -452,7 +464,7 @@ static void op_pick_shapes(struct backend *be, FILE *out)
 }
 
 static const struct adapter_ops adapters = {lora_adapt, lora_unadapt};
-static const struct draft_ops draft = {mtp_keep, mtp_join};
+static const struct draft_ops draft = {mtp_keep, mtp_tap, mtp_join};
 static const struct tower_ops tower = {tower_merge, tower_features};
 static const struct stream_ops stream = {op_stream_put, op_stream_get, op_logits_put};
 static const struct pick_ops picks = {pick_info, pick_force, op_pick_shapes};

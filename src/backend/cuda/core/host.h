@@ -18,6 +18,10 @@ extern "C" {
 struct cuda_mtp {
     float *kept;   /* (max_tokens, n_embd) rows kept from the last step; NULL: no MTP block */
     float *joined; /* (max_tokens, 2, n_embd) input of a step of the MTP block */
+    /* EAGLE-3: (n_taps, max_tokens, n_embd) rows stored by tap; (max_tokens, n_taps, n_embd) those that a step of the
+     * block reads; (max_out, n_ids) its logits, before they become rows of n_vocab. */
+    float *taps, *to_fc, *few_logits;
+    bool continues; /* batch.continues of the step begun last */
     int from; /* step block offset of the kept rows that a step of the MTP block continues from */
     /* A step that reads draft tokens also has its rows as decodes (mtp_rows). These are the step
      * block offsets of their row numbers, of the keys each row sees, and of their pages, `stride`

@@ -148,6 +148,7 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     network_measure(net, &max);
     /* A row passes through a block's shared memory when it is converted to fp16. */
     int in = net->mtp.fc ? 2 * net->n_embd : net->n_embd;
+    in = net->mtp.n_taps * net->n_embd > in ? net->mtp.n_taps * net->n_embd : in;
     int widest = max.heads > in ? max.heads : in;
     if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cu->shared_limit)
         return error_set(err, "rows of %d are not supported on cuda", widest);
@@ -310,6 +311,7 @@ static bool alloc_scratch(struct cuda_backend *cu, struct error *err)
     size_t latent = (size_t)max.latent;
     size_t values = (size_t)cu->net->embed.layers.width;
     size_t in = cu->net->mtp.fc ? 2 * embd : embd, widest = in > heads ? in : heads;
+    widest = (size_t)cu->net->mtp.n_taps * embd > widest ? (size_t)cu->net->mtp.n_taps * embd : widest;
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
     widest = hidden_width(cu->net) > widest ? hidden_width(cu->net) : widest;

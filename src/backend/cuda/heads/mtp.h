@@ -37,6 +37,14 @@ struct step mtp_rows(const struct cuda_backend *cu);
 
 /* The ops. */
 void mtp_keep(struct backend *be, const struct norm *norm);
+void mtp_tap(struct backend *be, int k);
 void mtp_join(struct backend *be, const struct mtp *m);
+/* EAGLE-3. The rows that its mixer reads (block.joined), made by mtp_join. */
+struct rows mtp_joined(struct cuda_backend *cu);
+/* Outputs of its head, if fewer than n_vocab; else 0. Their logits go to mtp_few_logits (NULL: the head has all), from
+ * where mtp_widen copies them to rows of n_vocab. */
+size_t mtp_few_outputs(const struct network *net);
+float *mtp_few_logits(const struct cuda_backend *cu, const struct head *h);
+void mtp_widen(struct cuda_backend *cu, const struct head *h, int rows);
 
 #endif
