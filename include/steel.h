@@ -81,16 +81,17 @@ struct steel_engine_options {
     int n_loras;
     int max_lora_rank; /* adapters up to this rank may be loaded later; 0 = none */
     /* Draft tokens per step: 0 = as many as pay, -1 = none, N = always N from the draft model, or from the model's MTP
-     * block. */
+     * block or EAGLE-3 head. */
     int draft;
     bool images;          /* load the model's image tower, if it has one that runs here */
     const char *mmproj;   /* the image tower of a GGUF; NULL = mmproj*.gguf beside it, if it fits */
     int max_image_tokens; /* most tokens of an image; larger images are resized. 0 = 4096 */
-    const char
-        *draft_from; /* "text" (earlier text), "head" (the block), "model"; NULL = whichever pays */
+    const char *
+        draft_from; /* "text" (earlier text), "head" (the block or EAGLE-3 head), "model"; NULL = whichever pays */
     size_t
         expert_bytes; /* memory for experts; the others are read from the file. 0 = all, or what is free */
-    const char *draft_model; /* a small model with the same vocabulary, which drafts; NULL = none */
+    /* A small model with the same vocabulary, or an EAGLE-3 head for this model, which drafts; NULL = none. */
+    const char *draft_model;
     const char *draft_device; /* its device; NULL = the model's */
     double ttft_ms;           /* target of an answer's first token, in ms; 0 = none */
 };

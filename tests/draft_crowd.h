@@ -87,8 +87,9 @@ struct setting {
     enum dtype k_type, v_type;
     int kv_tokens;
     const char *small; /* a draft model; NULL = none */
-    const char *path, *head; /* the model's folder, if it is none of tests/golden, and that of an EAGLE-3 head */
-    unsigned from;     /* runtime_options.draft_from; 0 = text and grammar */
+    const char *path,
+        *head; /* the model's folder, if it is none of tests/golden, and that of an EAGLE-3 head */
+    unsigned from; /* runtime_options.draft_from; 0 = text and grammar */
 };
 
 static struct engine *open_engine(const struct setting *s, bool drafts)

@@ -165,8 +165,8 @@ static void the_head_is_its_equation(void **state)
             double most = 0;
             for (int c = 0; c < 4; c++)
                 most = fmax(most, read_text(rt, &e, chunks[c], c % 2));
-            print_message("%s%s, %s: %.1e\n", kinds[k], way / 2 ? " (GGUF)" : "",
-                          rt->be->ops->name, most);
+            print_message("%s%s, %s: %.1e\n", kinds[k], way / 2 ? " (GGUF)" : "", rt->be->ops->name,
+                          most);
             assert_true(most < (way % 2 == 0 ? 1e-5 : 2e-5));
             runtime_close(rt);
         }
@@ -359,6 +359,88 @@ static void others_are_refused(void **state)
     assert_non_null(strstr(err.msg, "EAGLE-3 head"));
 }
 
+/* The same of a GGUF, with its metadata `m` and its tensors `t`, name -> [dims, type, bytes]. */
+static void change_gguf(const char *from, const char *to, const char *lines)
+{
+    char path[128], command[160];
+    snprintf(path, sizeof path, "%s/change.py", dir);
+    FILE *f = fopen(path, "w");
+    CHECK(f, "%s", path);
+    fprintf(f,
+            "import struct, sys\nsys.path.insert(0, 'tests')\nfrom gguf_tools import *\ng = "
+            "Gguf('%s')\n"
+            "m, t = g.meta, {k: list(v) for k, v in g.tensors.items()}\n%s\n"
+            "write_gguf('%s', m, [(k, *v) for k, v in t.items()])\n",
+            from, lines, to);
+    fclose(f);
+    snprintf(command, sizeof command, "python3 %s", path);
+    CHECK(system(command) == 0, "%s", lines); /* NOLINT(cert-env33-c): our own words */
+}
+
+static void other_ggufs_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *lines, *says;
+    } cases[] = {
+        {"m['eagle3.embedding_length'] = 64; m['eagle3.target_hidden_size'] = 64",
+         "embedding_length: 64"},
+        {"m['eagle3.target_hidden_size'] = 64", "target_hidden_size: 64"},
+        {"m['eagle3.vocab_size'] = 97", "vocab_size: 97"},
+        {"m['eagle3.block_count'] = 2", "block_count"},
+        {"m['eagle3.attention.value_length'] = 8", "value_length: 8"},
+        {"m['eagle3.rope.dimension_count'] = 18", "18 rotary dimensions"},
+        {"del m['eagle3.target_layers']", "target_layers: missing"},
+        {"m['eagle3.target_layers'] = 3", "target_layers: not a list"},
+        {"m['eagle3.target_layers'] = [2] * 9", "target_layers: 9 layers"},
+        {"m['eagle3.target_layers'] = [2, 3, 8]", "target_layers: layer 8"},
+        {"m['eagle3.target_layers'] = [2, 3, -2]", "target_layers"},
+        {"m['eagle3.norm_before_fc'] = True", "enc.output_norm.weight: missing"},
+        {"t['d2t'][2] = t['d2t'][2][:-8] + struct.pack('<q', 96)", "tensor d2t: entry 39: 96"},
+        {"t['d2t'][2] = struct.pack('<q', -1) + t['d2t'][2][8:]", "tensor d2t: entry 0: -1"},
+        {"t['d2t'] = [[41], 27, bytes(328)]", "output.weight: shape"},
+        {"t['blk.1.attn_q.weight'] = t['blk.0.attn_q.weight']", "blk.1.attn_q.weight: no part"},
+    };
+    char model[64], good[128], bad[128];
+    struct error err = {0};
+    toy("equation", dir, "");
+    snprintf(model, sizeof model, "%s/model", dir);
+    snprintf(good, sizeof good, "%s/midlayer.gguf", dir);
+    snprintf(bad, sizeof bad, "%s/bad.gguf", dir);
+    change_gguf(good, bad, "");
+    struct runtime *rt = try_open(model, bad, false, &err); /* nothing else is wrong */
+    CHECK(rt, "%s", err.msg);
+    runtime_close(rt);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        change_gguf(good, bad, cases[i].lines);
+        err = (struct error){0};
+        rt = try_open(model, bad, false, &err);
+        if (rt || !strstr(err.msg, cases[i].says) || !strstr(err.msg, "bad.gguf"))
+            fail_msg("%s: %s", cases[i].lines, rt ? "not refused" : err.msg);
+    }
+}
+
+/* `steel show` says what a head is for. */
+static void it_is_shown(void **state)
+{
+    (void)state;
+    static const char *const heads[] = {"speculator", "numbered.gguf"};
+    toy("equation", dir, "");
+    for (int i = 0; i < 2; i++) {
+        char command[256], text[2048] = "";
+        snprintf(command, sizeof command, "${STEEL:-build/steel} show %s/%s", dir, heads[i]);
+        FILE *f = popen(command, "r"); /* NOLINT(cert-env33-c): our own words */
+        CHECK(f, "%s", command);
+        size_t n = fread(text, 1, sizeof text - 1, f);
+        text[n] = 0;
+        while (fgetc(f) != EOF)
+            continue;
+        assert_int_equal(pclose(f), 0);
+        assert_non_null(strstr(text, "EAGLE-3 head    drafts for models with an embedding of 32"));
+        assert_non_null(strstr(text, "before layers 2, 3, 5"));
+    }
+}
+
 /* `steel plan` counts the head's weights and its cache. */
 static void the_plan_counts_it(void **state)
 {
@@ -386,6 +468,8 @@ int main(void)
                                        cmocka_unit_test(the_right_head_is_always_right),
                                        cmocka_unit_test(answers_are_the_same),
                                        cmocka_unit_test(others_are_refused),
+                                       cmocka_unit_test(other_ggufs_are_refused),
+                                       cmocka_unit_test(it_is_shown),
                                        cmocka_unit_test(the_plan_counts_it)};
     CHECK(mkdtemp(dir), "a folder");
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -519,8 +519,8 @@ bool network_check(const struct network *net, uint64_t parts, const char *backen
              "a stream of several parts (hyper-connections) is") ||
         !has(&c, e->patches || net->n_mergers, PART_TOWER, "an image tower is"))
         return false;
-    if (net->mtp.fc && (!norm_ok(&c, &net->mtp.taps_norm) || !norm_ok(&c, &net->mtp.embed_norm) || !norm_ok(&c, &net->mtp.hidden_norm) ||
-                        !norm_ok(&c, &net->mtp.head.norm)))
+    if (net->mtp.fc && (!norm_ok(&c, &net->mtp.taps_norm) || !norm_ok(&c, &net->mtp.embed_norm) ||
+                        !norm_ok(&c, &net->mtp.hidden_norm) || !norm_ok(&c, &net->mtp.head.norm)))
         return false;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;

@@ -44,7 +44,7 @@ struct ref {
     float *hidden;       /* one row of gate and up */
     float *latent;       /* (4, widest latent) */
     float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
-    float *joined; /* (2, E) one row's embedding and kept row; with taps (max_tokens, 2, E) */
+    float *joined;       /* (2, E) one row's embedding and kept row; with taps (max_tokens, 2, E) */
     float *taps;         /* (max_tokens, n_taps, E) rows stored by tap */
     float *merged;       /* (MERGER_MAX_STEPS, 3, widest row) rows inside a merger */
     float *clipped;      /* a product's bounded input */

@@ -257,7 +257,7 @@ void ref_read_stream(struct ref *r, const struct mixer *m, int t)
         memcpy(r->n, r->joined + (size_t)t * joined, joined * sizeof *r->n);
     else
         ref_norm_row(&m->block.in, m->block.parallel ? r->before + (x - r->x) : x, r->n,
-                 r->net->n_embd);
+                     r->net->n_embd);
 }
 
 static void mix_attention(struct ref *r, const struct mixer *m, int layer)

@@ -105,7 +105,7 @@ struct model_flags {
      0,                                                                                            \
      0,                                                                                            \
      "MODEL",                                                                                      \
-     "a small model with the same vocabulary, which drafts tokens"},                               \
+     "a small model with the same vocabulary, or an EAGLE-3 head, which drafts tokens"},           \
     {                                                                                              \
         OPT_STRING, 0, "draft-device", "device-draft", &(f).draft_device, 0, 0, "NAME",            \
             "the draft model's device (default: the model's)"                                      \

@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 #include "cli/plain.h"
+#include "model/eagle.h"
 #include "vision/tower.h"
 
 #include <inttypes.h>
@@ -314,6 +315,38 @@ static void print_summary(const struct tensorfile *f, const struct config *c,
                cli_bytes((double)state, d));
 }
 
+/* An EAGLE-3 head. Takes f. */
+static bool print_head(struct tensorfile *f, bool brief, struct error *err)
+{
+    struct eagle *e = eagle_open(f, err);
+    if (!e)
+        return false;
+    const struct config *c = &e->config;
+    size_t bytes = 0;
+    char b[16];
+    for (size_t i = 0; i < f->n_tensors; i++)
+        bytes += f->tensors[i].bytes;
+    printf("%s: %s, %zu tensors\n", f->path, f->is_gguf ? "GGUF" : "safetensors", f->n_tensors);
+    printf(
+        "EAGLE-3 head    drafts for models with an embedding of %d and %d tokens (--draft-model)\n",
+        c->n_embd, c->n_vocab);
+    printf("layer           %d heads (%d KV) of %d, %d hidden units\n", c->n_heads, c->n_kv_heads,
+           c->head_dim, c->n_ff);
+    printf("outputs         %d tokens\n", e->n_out);
+    printf("reads           the stream before %s", e->n_taps ? "layers" : "the usual three layers");
+    for (int k = 0; k < e->n_taps; k++)
+        printf("%s %d", k ? "," : "", e->taps[k]);
+    printf("\nweights         %s\n", cli_bytes((double)bytes, b));
+    if (!brief) {
+        printf("\nmetadata\n");
+        print_metadata(f);
+        printf("\ntensors\n");
+        print_tensors(f);
+    }
+    eagle_close(e);
+    return true;
+}
+
 int cmd_show(int argc, char **argv)
 {
     bool brief = false;
@@ -350,6 +383,8 @@ int cmd_show(int argc, char **argv)
     struct tensorfile *f = hub_resolve(&model, &err) ? tensorfile_open(model, &err) : NULL;
     if (!f)
         return cli_fail(&err);
+    if (eagle_is(f))
+        return print_head(f, brief, &err) ? EXIT_OK : cli_fail(&err);
     struct config *c = &(struct config){0};
     struct outline o = {0};
     bool known = config_load(f, c, &err) && outline_load(f, c, &o, &err);

@@ -148,10 +148,10 @@ static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
     const unsigned text = 1u << DRAFT_TEXT, head = 1u << DRAFT_HEAD, small = 1u << DRAFT_MODEL;
     bool fixed = opt->draft > 0, is_small = opt->draft_model && !rt->eagle;
     bool has_head = c->n_mtp || rt->eagle;
-    unsigned from = opt->draft_from             ? opt->draft_from
-                    : fixed && is_small         ? small
-                    : fixed                     ? head
-                                                : text | head | small | 1u << DRAFT_GRAMMAR;
+    unsigned from = opt->draft_from     ? opt->draft_from
+                    : fixed && is_small ? small
+                    : fixed             ? head
+                                        : text | head | small | 1u << DRAFT_GRAMMAR;
     if (opt->draft > (from & head ? DRAFT_MOST : DRAFT_DEPTH))
         return error_set(err, "%d draft tokens; at most %d", opt->draft,
                          from & head ? DRAFT_MOST : DRAFT_DEPTH);
@@ -170,7 +170,10 @@ static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
     rt->draft_from &= has_head ? ~0u : ~head;
     rt->draft_from &= is_small ? ~0u : ~small;
     rt->draft_fixed = fixed ? opt->draft : 0;
-    rt->draft = !(rt->draft_from & head) ? 0 : fixed ? opt->draft : rt->eagle ? EAGLE_AUTO : HEAD_AUTO;
+    rt->draft = !(rt->draft_from & head) ? 0
+                : fixed                  ? opt->draft
+                : rt->eagle              ? EAGLE_AUTO
+                                         : HEAD_AUTO;
     return true;
 }
 
@@ -603,8 +606,10 @@ static bool open_eagle(struct runtime *rt, const struct runtime_options *opt, st
         tensorfile_close(f);
         return true;
     }
-    if (workers_wait()) {
-        error_set(err, "%s: an EAGLE-3 head drafts in one process only, without ranks", f->path);
+    if (workers_wait() || opt->draft_device) {
+        error_set(err, "%s: an EAGLE-3 head drafts %s", f->path,
+                  opt->draft_device ? "on the model's device (--draft-device)"
+                                    : "in one process only, without ranks");
         tensorfile_close(f);
     } else {
         rt->eagle = eagle_open(f, err);
@@ -621,8 +626,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
-    if (!open_eagle(rt, opt, err) ||
-        (opt->draft_model && !rt->eagle && !match_small(rt, opt, err)))
+    if (!open_eagle(rt, opt, err) || (opt->draft_model && !rt->eagle && !match_small(rt, opt, err)))
         return false;
     if (!prepare(rt, opt, &without, &o, err))
         return false;

@@ -38,7 +38,7 @@ struct runtime_options {
     int draft;
     unsigned
         draft_from; /* 1 << draft_source of those that may draft; 0 = all, or with a number the draft model or the block */
-    const char *draft_model; /* a small model, or an EAGLE-3 head, that drafts; NULL = none */
+    const char *draft_model;  /* a small model, or an EAGLE-3 head, that drafts; NULL = none */
     const char *draft_device; /* its device; NULL = the model's */
     bool embeds;              /* prompts may have rows of embeddings (engine.h) */
     bool images; /* the file's image tower is loaded, if there is one that the device can run */

@@ -152,7 +152,7 @@ struct tensor_spec {
     /* For `convert`: all rows are written to one tensor of this name. as_is: in the folder's order, matrices of heads as one. */
     const struct tensor_name *as;
     bool as_is;
-    bool eagle; /* in the file of c->eagle (model/eagle.h) */
+    bool eagle;      /* in the file of c->eagle (model/eagle.h) */
     bool copy;       /* for `convert`: another vector has this tensor, too */
     struct cut *cut; /* the part that is kept, owned; NULL = all */
 };
@@ -165,7 +165,7 @@ struct net_builder {
     struct tensor_spec *specs; /* (n_specs) */
     int n_specs, cap;
     int spare_ropes; /* build_ropes leaves room for so many more */
-    int part; /* which of a layer's parts is being built (model_family.parts) */
+    int part;        /* which of a layer's parts is being built (model_family.parts) */
     struct error *err;
     bool failed; /* err says why */
 };

@@ -190,8 +190,7 @@ bool config_load(const struct tensorfile *f, struct config *c, struct error *err
     *c = (struct config){0};
     struct meta_reader in = {f, c, err, f->config};
     if (eagle_is(f))
-        return error_set(err,
-                         "%s: an EAGLE-3 head, which drafts for another model: --draft-model",
+        return error_set(err, "%s: an EAGLE-3 head, which drafts for another model: --draft-model",
                          f->path);
     return (f->is_gguf ? find_gguf(&in) : find_hf(&in)) && c->family->read(&in) &&
            (f->is_gguf || layout_read_config(&in, &c->layout)) && config_check(&in);

@@ -14,8 +14,9 @@ struct eagle {
     struct tensorfile *file; /* owned */
     struct config config;    /* of its layer; n_vocab: of the model it drafts for */
     int n_out;               /* outputs of its head: its own vocabulary */
-    int n_taps, taps[MTP_MAX_TAPS];  /* layers before which it reads the stream; n_taps 0: the usual */
-    bool norm_taps, norm_residual;   /* layer.h: taps_norm, norm_residual */
+    int n_taps,
+        taps[MTP_MAX_TAPS]; /* layers before which it reads the stream; n_taps 0: the usual */
+    bool norm_taps, norm_residual; /* layer.h: taps_norm, norm_residual */
 };
 
 /* Whether the file is such a head, not a model. */

@@ -54,7 +54,8 @@ static void run_ops(struct model *m, const struct batch *b)
         be->ops->draft->join(be, &net->mtp);
     else
         be->ops->embed(be, &net->embed);
-    run_layers(m, b->from ? depth : 0, b->from ? net->n_layers : depth, taps && b->keep && !b->from);
+    run_layers(m, b->from ? depth : 0, b->from ? net->n_layers : depth,
+               taps && b->keep && !b->from);
     if (b->keep && (!taps || b->from))
         be->ops->draft->keep(be, taps ? &as_is : &head->norm); /* for drafts */
     if (!net->n_mergers)

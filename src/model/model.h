@@ -19,11 +19,11 @@ struct model {
     struct tensor_spec *specs; /* (n_specs) how net's tensors are assembled; owned */
     int n_specs;
     struct direct *direct; /* file/direct.h: reads of experts that are not in memory; owned */
-    const struct tensorfile *file;  /* not owned */
+    const struct tensorfile *file; /* not owned */
     /* The file, and that of config.eagle, if mapped weights of theirs are used in every step; or NULL. */
     const struct tensorfile *reads[2];
-    size_t bytes;                   /* of all weights, as stored */
-    size_t active_bytes;            /* read per token at batch 1 (experts: only those used) */
+    size_t bytes;        /* of all weights, as stored */
+    size_t active_bytes; /* read per token at batch 1 (experts: only those used) */
     int64_t n_params, n_active;
     const atomic_bool *stop; /* true: a step skips its remaining layers; NULL = never */
     void (*after_layer)(

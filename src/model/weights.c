@@ -734,12 +734,8 @@ static bool describe(const struct tensorfile *f, const struct config *c, struct 
     int n = config_net_layers(c) + c->n_mtp + (c->eagle != NULL);
     *net = (struct network){.n_layers = n, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
     net->layers = mem_zalloc((size_t)n, sizeof *net->layers);
-    struct net_builder b = {.f = f,
-                            .c = c,
-                            .be = be,
-                            .net = net,
-                            .spare_ropes = c->eagle != NULL,
-                            .err = err};
+    struct net_builder b = {
+        .f = f, .c = c, .be = be, .net = net, .spare_ropes = c->eagle != NULL, .err = err};
     c->family->build(&b);
     if (c->eagle)
         eagle_build(&b);

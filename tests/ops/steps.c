@@ -74,8 +74,11 @@ static void mini_open(struct mini *m, const struct dims *s, int n_layers, bool d
         kv_new(d, i);
     }
     if (m->drafts) {
-        struct random_spec fc = {
-            .n_in = (m->n_taps ? m->n_taps : 2) * E, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {types[0]}};
+        struct random_spec fc = {.n_in = (m->n_taps ? m->n_taps : 2) * E,
+                                 .n_expert = 1,
+                                 .n_seg = 1,
+                                 .rows = {E},
+                                 .type = {types[0]}};
         weight_new(d, &m->fc, WEIGHT_LINEAR, &fc);
         m->en = array_random(d, (size_t)E, 1.0f);
         m->hn = array_random(d, (size_t)E, 1.0f);

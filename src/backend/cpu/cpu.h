@@ -64,9 +64,9 @@ struct cpu_backend {
     float *logits;              /* (max_out, n_vocab) */
     float *kept;                /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
     float *joined;              /* (max_tokens, 2*E) embeddings and kept rows */
-    float *tapped, *to_fc;      /* (max_tokens, n_taps*E) rows stored by tap; those that join reads */
-    float *patches;             /* (max_tokens, D) a tower's inputs; NULL = no tower */
-    float *merged[2];           /* rows inside its mergers */
+    float *tapped, *to_fc; /* (max_tokens, n_taps*E) rows stored by tap; those that join reads */
+    float *patches;        /* (max_tokens, D) a tower's inputs; NULL = no tower */
+    float *merged[2];      /* rows inside its mergers */
     /* a bounded product's inputs and outputs, an ffn's [g u] and act(g, u); NULL = no clips */
     float *clip_in, *clip_out, *clip_hidden, *clip_act;
     float **features;   /* (n_mergers) -> (max_tokens / rows, n_out) */

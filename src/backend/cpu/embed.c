@@ -198,9 +198,8 @@ static void join_taps_rows(void *arg, int ith, int first, int last)
     for (int t = first; t < last; t++) {
         float *x = cb->stream.x + (size_t)t * (size_t)E,
               *e = cb->joined + 2 * (size_t)t * (size_t)E, *h = e + E;
-        const float *g = cb->batch.continues
-                             ? cb->kept + (size_t)cb->batch.from[t] * (size_t)E
-                             : cb->stream.d + (size_t)t * (size_t)E;
+        const float *g = cb->batch.continues ? cb->kept + (size_t)cb->batch.from[t] * (size_t)E
+                                             : cb->stream.d + (size_t)t * (size_t)E;
         memcpy(e, x, bytes);
         memcpy(h, g, bytes);
         cpu_norm_alone(&j->m->embed_norm, e, 1, E, cb->isa);

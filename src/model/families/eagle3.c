@@ -12,8 +12,7 @@
 enum { USUAL_TAPS = 3 };
 
 /* The layer is called layers.0 in some folders, midlayer in others. */
-#define ENDS                                                                                       \
-    .fc = {"fc", "model.fc"}, .taps_norm = {"enc.output_norm", "model.input_norm"}
+#define ENDS .fc = {"fc", "model.fc"}, .taps_norm = {"enc.output_norm", "model.input_norm"}
 struct names {
     struct decoder_names layer; /* attn_norm: of the embedding */
     struct tensor_name fc, taps_norm, hidden_norm;
@@ -55,7 +54,7 @@ bool eagle_is(const struct tensorfile *f)
     }
     const char *class =
         json_string_value(json_array_get(json_object_get(f->config, "architectures"), 0));
-    for (; class && *class; class++)
+    for (; class && *class; class ++)
         if (!strncasecmp(class, "eagle3", 6))
             return true;
     return reader_get(f->config, "draft_vocab_size", NULL) != NULL;
@@ -224,9 +223,9 @@ static bool is_known(const struct eagle *e, const char *tensor)
     const struct names *n = names_of(e);
     const struct decoder_names *l = &n->layer;
     const struct tensor_name *all[] = {
-        &l->emb,      &l->norm, &l->head, &l->attn_norm, &l->q,  &l->k,         &l->v,
-        &l->o,        &l->gate, &l->up,   &l->down,      &n->fc, &n->taps_norm, &n->hidden_norm,
-        &l->ffn_norm,
+        &l->emb,  &l->norm, &l->head,      &l->attn_norm,   &l->q,
+        &l->k,    &l->v,    &l->o,         &l->gate,        &l->up,
+        &l->down, &n->fc,   &n->taps_norm, &n->hidden_norm, &l->ffn_norm,
     };
     static const char *const others[] = {"d2t", "t2d", "model.d2t", "model.t2d",
                                          "rope_freqs.weight"};
@@ -283,8 +282,7 @@ static int taps_of(const struct eagle *e, int n, int taps[MTP_MAX_TAPS])
     return e->n_taps ? e->n_taps : USUAL_TAPS;
 }
 
-bool eagle_fits(const struct eagle *e, const struct config *c, const char *model,
-                struct error *err)
+bool eagle_fits(const struct eagle *e, const struct config *c, const char *model, struct error *err)
 {
     const char *path = e->file->path;
     bool gguf = e->file->is_gguf;
@@ -301,10 +299,10 @@ bool eagle_fits(const struct eagle *e, const struct config *c, const char *model
                          model, c->n_vocab);
     for (int k = 0; k < n_taps; k++)
         if (taps[k] < 0 || taps[k] >= c->n_layers)
-            return error_set(
-                err, "%s: %s: layer %d, but %s has %d layers", path,
-                gguf ? "eagle3.target_layers" : "config.json: eagle_aux_hidden_state_layer_ids",
-                taps[k], model, c->n_layers);
+            return error_set(err, "%s: %s: layer %d, but %s has %d layers", path,
+                             gguf ? "eagle3.target_layers"
+                                  : "config.json: eagle_aux_hidden_state_layer_ids",
+                             taps[k], model, c->n_layers);
     return true;
 }
 
@@ -404,9 +402,9 @@ static void build_head(struct net_builder *b, const struct eagle *e, const struc
     if (embeds)
         m->tokens = build_matrix(b, b->c->tied && !own ? WEIGHT_HEAD : WEIGHT_EMBED, 0,
                                  &n->layer.emb, E, b->c->n_vocab);
-    m->head.w = own                       ? build_matrix(b, WEIGHT_HEAD, 0, &n->layer.head, E, e->n_out)
+    m->head.w = own ? build_matrix(b, WEIGHT_HEAD, 0, &n->layer.head, E, e->n_out)
                 : embeds && b->c->tied ? m->tokens
-                                          : net->head.w;
+                                       : net->head.w;
     if (!own && e->n_out != b->c->n_vocab)
         b->failed = !error_set(b->err, "%s: tensor %s: missing, for %d outputs", e->file->path,
                                e->file->is_gguf ? "output.weight" : "lm_head.weight", e->n_out);

@@ -311,7 +311,8 @@ static bool alloc_scratch(struct cuda_backend *cu, struct error *err)
     size_t latent = (size_t)max.latent;
     size_t values = (size_t)cu->net->embed.layers.width;
     size_t in = cu->net->mtp.fc ? 2 * embd : embd, widest = in > heads ? in : heads;
-    widest = (size_t)cu->net->mtp.n_taps * embd > widest ? (size_t)cu->net->mtp.n_taps * embd : widest;
+    widest =
+        (size_t)cu->net->mtp.n_taps * embd > widest ? (size_t)cu->net->mtp.n_taps * embd : widest;
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
     widest = hidden_width(cu->net) > widest ? hidden_width(cu->net) : widest;

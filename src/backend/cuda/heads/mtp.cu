@@ -18,7 +18,7 @@ struct join_args {
     const int32_t *from;   /* (rows) row of kept; NULL: the same row */
     struct gain norm[2];   /* of e, of kept */
     float *y;              /* (rows, 2, width) */
-    float *x;              /* (rows, width) EAGLE-3: the kept rows, normed if residual; may be kept; or NULL */
+    float *x; /* (rows, width) EAGLE-3: the kept rows, normed if residual; may be kept; or NULL */
     bool residual;
     int width;
 };
@@ -127,7 +127,8 @@ static __global__ void __launch_bounds__(JOIN_THREADS)
     dependency_wait();
     dependency_trigger();
     if (i < n_vocab)
-        logits[row * (size_t)n_vocab + (size_t)i] = i < n ? few[row * (size_t)n + (size_t)i] : -INFINITY;
+        logits[row * (size_t)n_vocab + (size_t)i] =
+            i < n ? few[row * (size_t)n + (size_t)i] : -INFINITY;
 }
 
 /* True if the rows of a step count as decodes for attention: few rows per sequence, and few in
@@ -273,8 +274,8 @@ static void keep_rows(struct cuda_backend *cu, struct gain gain, float *y)
         size_t n = (size_t)r->rows * (size_t)cu->shape.n_embd;
         int each = cu->shape.n_embd % 4 ? 1 : 4;
         size_t blocks = (n + (size_t)(each * JOIN_THREADS) - 1) / (size_t)(each * JOIN_THREADS);
-        cuda_launch(cu, each == 1 ? mtp_copy_kernel<1> : mtp_copy_kernel<4>,
-                    dim3((unsigned)blocks), JOIN_THREADS, 0, LAUNCH_EARLY, r->x, d, y, n);
+        cuda_launch(cu, each == 1 ? mtp_copy_kernel<1> : mtp_copy_kernel<4>, dim3((unsigned)blocks),
+                    JOIN_THREADS, 0, LAUNCH_EARLY, r->x, d, y, n);
     }
     step_mark_end(cu, STAGE_NORM);
 }
