@@ -68,7 +68,8 @@ struct adapter_ops {
 struct draft_ops {
     /* Stores norm(x) of the stream's current rows until the next keep. */
     void (*keep)(struct backend *be, const struct norm *norm);
-    /* Stores the stream's current rows as part k of what the block reads, until the next tap of that part. */
+    /* Stores the stream's current rows as part k of what the block reads, until the next tap of that part. NULL:
+     * supports() refuses blocks with taps. */
     void (*tap)(struct backend *be, int k);
     /* Starts the stream of a step of the MTP block, in place of embed. */
     void (*join)(struct backend *be, const struct mtp *m);

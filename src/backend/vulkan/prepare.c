@@ -53,6 +53,8 @@ bool vulkan_supports(struct backend *be, const struct network *net, struct error
         return error_set(err, "pipeline stages are not supported on vulkan");
     if (!network_check(net, PARTS, "vulkan", err))
         return false;
+    if (net->mtp.n_taps)
+        return network_refuse(err, -1, "an EAGLE-3 head is", "vulkan");
     if (!vulkan_tower_supported(net, err))
         return false;
     for (int i = 0; i < net->n_layers; i++) {
