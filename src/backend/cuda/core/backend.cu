@@ -310,21 +310,43 @@ static bool takes_product(const struct cuda_backend *cu, const struct mlp *next)
            next->block.in.kind != NORM_LAYER && !lora_changes_experts(cu, next);
 }
 
-static void op_mixer(struct backend *be, const struct mixer *m, int layer)
+struct block cuda_keep(struct cuda_backend *cu, const struct block *b)
+{
+    struct resid *r = &cu->resid;
+    struct block own = *b;
+    if (b->keep == 0)
+        return own;
+    resid_plain(cu, r);
+    step_mark(cu);
+    rows_norm(cu, r->x, cuda_gain(cu, &b->in), r->x, r->rows, cu->shape.n_embd);
+    step_mark_end(cu, STAGE_NORM);
+    r->before = r->x;
+    r->reads_before = true;
+    struct norm none = {};
+    own.in = none;
+    return own;
+}
+
+static void op_mixer(struct backend *be, const struct mixer *mixer, int layer)
 {
     struct cuda_backend *cu = cuda_self(be);
-    const struct weight *wo = mixer_out(m);
+    const struct weight *wo = mixer_out(mixer);
     if (!wo) { /* the layer is an mlp alone */
         if (layer == mtp_of(cu)->narrows)
             narrow(cu, NULL);
         return;
     }
-    start_mixer(cu, m, layer);
+    start_mixer(cu, mixer, layer);
+    struct mixer own = *mixer;
+    own.block = cuda_keep(cu, &mixer->block);
+    const struct mixer *m = &own;
     struct rows a = m->kind == MIXER_DELTA_NET   ? delta_net_mix(cu, m, layer)
                     : m->kind == MIXER_LATENT    ? latent_mix(cu, m, layer)
                     : m->kind == MIXER_ATTENTION ? mix_attention(cu, m, layer)
                                                  : ssm_mix(cu, m, layer);
     cu->resid.reads_before = false;
+    if (m->block.keep != 0)
+        cu->resid.before = NULL; /* it was the stream */
     if (layer == mtp_of(cu)->narrows)
         narrow(cu, &a);
     struct resid *r = &cu->resid;

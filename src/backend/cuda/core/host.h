@@ -112,6 +112,9 @@ struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);
 /* A case whose input is norm(stream), to be made later; x: where its rows will be described. In a block that reads what
  * the mixer before it read (resid.reads_before), x is the norm of that. */
 struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);
+/* A block that keeps its normed input (block.keep): the stream becomes that, and the block reads it as it is. Returns the
+ * block without its first norm. */
+struct block cuda_keep(struct cuda_backend *cu, const struct block *b);
 struct rows cuda_norm_before(struct cuda_backend *cu, const struct norm *norm);
 
 /* The tokens' embeddings (n_tokens, n_embd), summed over comm; timed as part of STAGE_EMBED. */

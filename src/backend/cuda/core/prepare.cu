@@ -52,7 +52,7 @@ static const uint64_t PARTS =
     PART_ALONE | PART_TOWER | PART_DEEPSTACK | PART_SPANS | PART_ACTIVATIONS_2 | PART_NORM_MID |
     PART_ROUTER_INPUT | PART_LATENT_EXPERTS | PART_PARALLEL | PART_OWN_GATE | PART_CHUNKED |
     PART_NORM_LATE | PART_DELTA_BETA | PART_SSM_SCALES | PART_SPARSE_ACT | PART_SPARSE_MIXER |
-    PART_LATENT_TEMPERATURE | PART_SCAN | PART_SPARSE;
+    PART_LATENT_TEMPERATURE | PART_SCAN | PART_SPARSE | PART_KEEP | PART_LIGHTNING;
 
 /* For blocks whose epilogue is more than an addition, a row passes through shared memory twice,
  * four columns at a time. */
@@ -60,11 +60,15 @@ static bool block_supported(const struct cuda_backend *cu, const struct network 
                             const struct block *b, bool has_epilogue, struct error *err)
 {
     size_t shared = (2 * align_up((size_t)net->n_embd, TILE_K) + 64) * sizeof(float);
+    if (b->keep != 0 && (b->parallel || b->sum.kind || b->in.kind == NORM_NONE ||
+                         net->layers[i].mixer.block.parallel ||
+                         net->layers[i].mlp.router.norm.kind || net->layers[i].mlp.experts_in.kind))
+        return network_refuse(err, i, "such a block that keeps its normed input is", "cuda");
     if (b->sum.kind && (has_epilogue || b->out.kind))
         return network_refuse(err, i, "a norm of a block's sum beside others is", "cuda");
     if (b->sum.kind)
         return true;
-    if (!has_epilogue && !b->out.kind && (b->scale == 0 || b->scale == 1))
+    if (!has_epilogue && !b->out.kind && (b->scale == 0 || b->scale == 1) && b->keep == 0)
         return true;
     if (net->n_embd % 4 || shared > cu->shared_limit)
         return error_set(err,

@@ -188,14 +188,14 @@ static void add_weights(struct cuda_loras *a, const struct network *net)
                                          x->latent.wo};
         const struct weight *delta[] = {x->delta_net.wqkv, x->delta_net.wz, x->delta_net.wba,
                                         x->delta_net.wo};
-        const struct weight *ssm[] = {x->ssm.w_in, x->ssm.w_out};
+        const struct weight *ssm[] = {x->ssm.w_in, x->ssm.w_out, x->ssm.w_z};
         const struct weight *conv[] = {x->short_conv.w_in, x->short_conv.w_out};
         const struct weight *const *list = x->kind == MIXER_LATENT       ? latent
                                            : x->kind == MIXER_DELTA_NET  ? delta
                                            : x->kind == MIXER_SSM        ? ssm
                                            : x->kind == MIXER_SHORT_CONV ? conv
                                                                          : attention;
-        for (int k = 0; k < (list == latent || list == delta ? 4 : 2); k++)
+        for (int k = 0; k < (list == latent || list == delta ? 4 : list == ssm ? 3 : 2); k++)
             add_weight(a, list[k]);
         const struct weight *mlp[] = {m->dense.gate_up,   m->dense.down,   m->dense_gate,
                                       m->router.w,        m->embed.gate,   m->embed.project,

@@ -1,5 +1,5 @@
 /*
- * Mamba-2's state-space models, Mamba's selective scans and short convolutions between their projections. A step takes up to
+ * Mamba-2's state-space models, also as lightning attention (no convolution, fixed decays, a gate apart), Mamba's selective scans and short convolutions between their projections. A step takes up to
  * four kernels: the
  * convolution of every row (conv_rows), the convolution's new state (conv_states), the recurrence with a head's state in
  * shared memory over all rows of a sequence (ssm_scan), and gate and norm (ssm_gate). Rows of a sequence are processed
@@ -23,14 +23,17 @@ struct ssm_args {
     int width;
     bool gated; /* a short convolution of b * x, multiplied by c, with in = [b c x] */
     int first;  /* else: column of in where the convolution's channels begin */
-    const float *conv, *conv_bias; /* (C, W); (C) or NULL */
+    const float *conv, *conv_bias; /* (C, W) or NULL: the row itself; (C) or NULL */
     int taps, channels;
+    const float *z; /* gates: z_width floats a row */
+    int z_width;
+    bool sigmoid_gate;
     float *states; /* (n_states, len) */
     size_t len;
     float *uc;                           /* (n_tokens, C) after the convolution */
     float *dt;                           /* (n_tokens, H) */
     float *o;                            /* (n_tokens, H*P), or E of a short convolution */
-    const float *decay, *dt_bias, *skip; /* (H) */
+    const float *decay, *dt_bias, *skip; /* (H); without dt_bias dt is 1; skip may be NULL */
     float dt_min, dt_max;
     int n_heads, n_groups, head_dim, state_dim;
     const float *gain; /* (H*P) or NULL */
@@ -97,8 +100,11 @@ static __global__ void __launch_bounds__(128) conv_rows(const __grid_constant__ 
         int h = c - C;
         if (p.gated || h >= p.n_heads)
             return;
-        float x = p.in[(size_t)t * (size_t)p.width + (size_t)(p.first + C + h)] + p.dt_bias[h];
-        x = x > 20.0f ? x : log1pf(expf(x));
+        float x = 1.0f;
+        if (p.dt_bias) {
+            x = p.in[(size_t)t * (size_t)p.width + (size_t)(p.first + C + h)] + p.dt_bias[h];
+            x = x > 20.0f ? x : log1pf(expf(x));
+        }
         x = fmaxf(x, p.dt_min);
         p.dt[(size_t)t * (size_t)p.n_heads + (size_t)h] = p.dt_max != 0.0f ? fminf(x, p.dt_max) : x;
         return;
@@ -110,7 +116,7 @@ static __global__ void __launch_bounds__(128) conv_rows(const __grid_constant__ 
         float x = at >= first ? conv_input(p, at, c)
                   : in >= 0 ? ssm_state(p, in)[(size_t)(at - first + past) * (size_t)C + (size_t)c]
                             : 0.0f;
-        sum += p.conv[(size_t)c * (size_t)p.taps + (size_t)k] * x;
+        sum += (p.conv ? p.conv[(size_t)c * (size_t)p.taps + (size_t)k] : 1.0f) * x;
     }
     if (p.gated)
         p.o[(size_t)t * (size_t)C + (size_t)c] =
@@ -197,7 +203,7 @@ static __global__ void __launch_bounds__(SSM_THREADS)
         }
         __syncthreads();
         for (int i = tid; i < P; i += SSM_THREADS) {
-            float sum = p.skip[h] * u[h * P + i];
+            float sum = p.skip ? p.skip[h] * u[h * P + i] : 0.0f;
             for (int k = 0; k < parts; k++)
                 sum += sums[k * P + i];
             o[i] = sum;
@@ -211,7 +217,12 @@ static __global__ void __launch_bounds__(SSM_THREADS)
         ssm_state(p, out)[at + (size_t)i] = S[i];
 }
 
-/* Grid: (parts of the norm, rows). o *= silu(z) before or after the norm of a part. */
+DEVICE float ssm_gate_of(const struct ssm_args &p, float z)
+{
+    return p.sigmoid_gate ? fast_divide(1.0f, 1.0f + fast_exp(-z)) : silu(z);
+}
+
+/* Grid: (parts of the norm, rows). o *= silu(z), or sigmoid(z), before or after the norm of a part. */
 static __global__ void __launch_bounds__(SSM_THREADS)
     ssm_gate(const __grid_constant__ struct ssm_args p)
 {
@@ -220,10 +231,10 @@ static __global__ void __launch_bounds__(SSM_THREADS)
     dependency_trigger();
     int t = (int)blockIdx.y, values = p.n_heads * p.head_dim, n = values / (int)gridDim.x;
     int from = (int)blockIdx.x * n, tid = (int)threadIdx.x;
-    const float *z = p.in + (size_t)t * (size_t)p.width + (size_t)from;
+    const float *z = p.z + (size_t)t * (size_t)p.z_width + (size_t)from;
     float *o = p.o + (size_t)t * (size_t)values + (size_t)from, sum = 0.0f;
     for (int i = tid; i < n; i += SSM_THREADS) {
-        float y = p.norm_first ? o[i] : o[i] * silu(z[i]);
+        float y = p.norm_first ? o[i] : o[i] * ssm_gate_of(p, z[i]);
         o[i] = y;
         sum += y * y;
     }
@@ -238,7 +249,8 @@ static __global__ void __launch_bounds__(SSM_THREADS)
         sum += squares[i];
     float scale = p.n_norms ? rsqrtf(sum / (float)n + p.eps) : 1.0f;
     for (int i = tid; i < n; i += SSM_THREADS)
-        o[i] *= scale * (p.gain ? p.gain[from + i] : 1.0f) * (p.norm_first ? silu(z[i]) : 1.0f);
+        o[i] *= scale * (p.gain ? p.gain[from + i] : 1.0f) *
+                (p.norm_first ? ssm_gate_of(p, z[i]) : 1.0f);
 }
 
 /* Grid: (rows). [t b c] = low, each normed; t goes to `low_dt` as the rows of a product. Three warps, one part each. */
@@ -342,8 +354,8 @@ static __global__ void __launch_bounds__(SCAN_CHANNELS)
 /* Host */
 
 struct ssm_scratch {
-    float *in, *uc, *dt, *o;
-    float *low, *low_dt; /* of scans: (max_tokens, R + 2 N), (max_tokens, R) */
+    float *in, *z, *uc, *dt, *o; /* z: of a gate with a matrix of its own */
+    float *low, *low_dt;         /* of scans: (max_tokens, R + 2 N), (max_tokens, R) */
 };
 
 static size_t scan_shared(const struct ssm *m)
@@ -382,13 +394,15 @@ bool ssm_supported(const struct cuda_backend *cu, const struct mixer *m, int lay
                          layer, m->ssm.state_dim, m->ssm.head_dim);
     if (m->ssm.norm.kind == NORM_LAYER)
         return network_refuse(err, layer, "LayerNorm of a state-space model is", "cuda");
+    if (m->ssm.w_z && m->ssm.in_scale[0] != 0)
+        return network_refuse(err, layer, "factors beside a gate with its own matrix are", "cuda");
     return true;
 }
 
 bool ssm_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
 {
     size_t in = 0, channels = 0, heads = 0, values = 0, tokens = (size_t)b->max_tokens;
-    size_t low = 0, rank = 0;
+    size_t low = 0, rank = 0, gates = 0;
     for (int i = 0; i < cu->net->n_layers; i++) {
         const struct mixer *m = &cu->net->layers[i].mixer;
         bool is_ssm = m->kind == MIXER_SSM;
@@ -407,7 +421,9 @@ bool ssm_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *
         size_t n = (size_t)(is_ssm ? m->ssm.w_in : m->short_conv.w_in)->n_out;
         size_t c = is_ssm ? (size_t)ssm_channels(&m->ssm) : 0;
         size_t h = is_ssm ? (size_t)m->ssm.n_heads : 0, v = (size_t)mixer_out(m)->n_in;
+        size_t z = is_ssm && m->ssm.w_z ? (size_t)m->ssm.w_z->n_out : 0;
         in = n > in ? n : in;
+        gates = z > gates ? z : gates;
         channels = c > channels ? c : channels;
         heads = h > heads ? h : heads;
         values = v > values ? v : values;
@@ -417,9 +433,10 @@ bool ssm_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *
     struct ssm_scratch *s = (struct ssm_scratch *)mem_zalloc(1, sizeof *s);
     cu->ssm = s;
     const struct device_buffer list[] = {
-        {(void **)&s->in, tokens * in * 4},    {(void **)&s->uc, tokens * channels * 4},
-        {(void **)&s->dt, tokens * heads * 4}, {(void **)&s->o, tokens * values * 4},
-        {(void **)&s->low, tokens * low * 4},  {(void **)&s->low_dt, tokens * rank * 4}};
+        {(void **)&s->z, tokens * gates * 4},     {(void **)&s->in, tokens * in * 4},
+        {(void **)&s->uc, tokens * channels * 4}, {(void **)&s->dt, tokens * heads * 4},
+        {(void **)&s->o, tokens * values * 4},    {(void **)&s->low, tokens * low * 4},
+        {(void **)&s->low_dt, tokens * rank * 4}};
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 
@@ -463,7 +480,10 @@ static struct ssm_args args_of(struct cuda_backend *cu, const struct mixer *m, i
     }
     const struct ssm *d = &m->ssm;
     p.width = d->w_in->n_out;
-    p.first = d->n_heads * d->head_dim;
+    p.first = d->w_z ? 0 : d->n_heads * d->head_dim;
+    p.z = d->w_z ? b->z : b->in;
+    p.z_width = d->w_z ? d->w_z->n_out : p.width;
+    p.sigmoid_gate = d->sigmoid_gate;
     p.conv = d->conv;
     p.conv_bias = d->conv_bias;
     p.taps = d->conv_len;
@@ -502,8 +522,10 @@ static void launch_conv(struct cuda_backend *cu, const struct ssm_args &p)
     int columns = p.channels + p.n_heads;
     cuda_launch(cu, conv_rows, dim3((unsigned)ceil_div(columns, 128), (unsigned)p.step.n_tokens),
                 128, 0, LAUNCH_EARLY, p);
-    cuda_launch(cu, conv_states, dim3((unsigned)ceil_div(p.channels, 128), (unsigned)p.step.n_seqs),
-                128, 0, LAUNCH_EARLY, p);
+    if (p.taps > 1)
+        cuda_launch(cu, conv_states,
+                    dim3((unsigned)ceil_div(p.channels, 128), (unsigned)p.step.n_seqs), 128, 0,
+                    LAUNCH_EARLY, p);
 }
 
 static struct rows scan_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
@@ -554,9 +576,12 @@ struct rows ssm_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
     const struct ssm_scratch *b = cu->ssm;
     bool is_ssm = m->kind == MIXER_SSM;
     struct step s = cuda_step(cu);
-    const struct mixer_product product = {cuda_matrix(is_ssm ? m->ssm.w_in : m->short_conv.w_in),
-                                          b->in};
-    mixer_products(cu, &m->block.in, &product, 1);
+    struct mixer_product products[2] = {
+        {cuda_matrix(is_ssm ? m->ssm.w_in : m->short_conv.w_in), b->in}, {NULL, NULL}};
+    bool apart = is_ssm && m->ssm.w_z;
+    if (apart)
+        products[1] = mixer_product{cuda_matrix(m->ssm.w_z), b->z};
+    mixer_products(cu, &m->block.in, products, apart ? 2 : 1);
     if (is_ssm && m->ssm.in_scale[0] != 0)
         scale_parts(cu, &m->ssm, b->in, s.n_tokens);
     struct ssm_args p = args_of(cu, m, layer, &s);

@@ -37,7 +37,11 @@ struct resid_epilogue cuda_epilogue(const struct cuda_backend *cu, const struct 
     c.sum = cuda_gain(cu, &b->sum);
     c.scale = or_one(b->scale);
     c.stream_scale = 1.0f;
-    c.set = c.out.gain || c.sum.gain || c.scale != 1.0f;
+    if (b->keep != 0) { /* keep * n + scale * y, where x is n: cuda_keep */
+        c.scale /= b->keep;
+        c.stream_scale = b->keep;
+    }
+    c.set = c.out.gain || c.sum.gain || c.scale != 1.0f || c.stream_scale != 1.0f;
     return c;
 }
 
@@ -278,19 +282,24 @@ static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l
     r->d = cu->act.block;
 }
 
-void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
+void cuda_mlp(struct backend *be, const struct mlp *mlp, int layer)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct resid *r = &cu->resid;
-    struct resid_epilogue epilogue = cuda_epilogue(cu, &m->block);
-    if (!r->rows || mlp_is_none(m))
+    struct resid_epilogue epilogue = cuda_epilogue(cu, &mlp->block);
+    if (!r->rows || mlp_is_none(mlp))
         return;
-    r->reads_before = m->block.parallel;
-    if (r->reads_before)
+    struct mlp own = *mlp;
+    own.block = cuda_keep(cu, &mlp->block);
+    const struct mlp *m = &own;
+    r->reads_before = m->block.parallel || m->block.keep != 0;
+    if (m->block.parallel)
         resid_plain(cu, r); /* the mixer's result */
     if (m->dense.gate_up || m->router.w)
         run_mlp(cu, m, &epilogue);
     r->reads_before = false;
+    if (m->block.keep != 0)
+        r->before = NULL;
     comm_sum_beside(cu, &epilogue, m->dense_partial, m->experts_partial);
     comm_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
     epilogue.set = epilogue.set || epilogue.beside || epilogue.norm.gain;
@@ -298,7 +307,8 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
         r->epilogue = epilogue;
         run_layer_embed(cu, &m->embed, layer, &epilogue);
     }
-    epilogue.stream_scale = or_one(m->stream_scale);
+    epilogue.stream_scale =
+        (m->embed.gate ? 1.0f : epilogue.stream_scale) * or_one(m->stream_scale);
     epilogue.set = epilogue.set || epilogue.stream_scale != 1.0f;
     r->epilogue = epilogue;
     if (m->deepstack)
