@@ -462,9 +462,13 @@ void test_picks(int part, int parts)
             continue;
         }
         uint64_t runs = picked[i];
+        double before_row = product_tol;
+        if (!strcmp(p->device, "dot")) /* inputs of eight bits, as on the CPU */
+            product_tol = 1.5e-2;
         forced = p->name;
         force_row(p);
         forced = NULL;
+        product_tol = before_row;
         n_checks++;
         if (picked[i] == runs) {
             n_failed++;

@@ -94,19 +94,36 @@ struct features {
     VkPhysicalDeviceVulkan12Features v12;
     VkPhysicalDeviceSubgroupSizeControlFeatures control;
     VkPhysicalDeviceCooperativeMatrixFeaturesNV coop;
+    VkPhysicalDeviceShaderIntegerDotProductFeatures dot;
 };
 
-/* control, coop: whether the device has the extension. */
-static void features_chain(struct features *f, bool control, bool coop)
+/* Extensions that are used where a device has them. */
+struct extras {
+    bool control, coop, dot;
+};
+
+/* has: the extensions whose features are in the chain. */
+static void features_chain(struct features *f, const struct extras *has)
 {
     memset(f, 0, sizeof *f);
     f->all.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2;
     f->v12.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES;
     f->control.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES;
     f->coop.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_NV;
+    f->dot.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES;
     f->all.pNext = &f->v12;
-    f->v12.pNext = control ? (void *)&f->control : coop ? (void *)&f->coop : NULL;
-    f->control.pNext = coop ? &f->coop : NULL;
+    if (has->control) {
+        f->control.pNext = f->v12.pNext;
+        f->v12.pNext = &f->control;
+    }
+    if (has->coop) {
+        f->coop.pNext = f->v12.pNext;
+        f->v12.pNext = &f->coop;
+    }
+    if (has->dot) {
+        f->dot.pNext = f->v12.pNext;
+        f->v12.pNext = &f->dot;
+    }
 }
 
 static bool has_extension(VkPhysicalDevice d, const char *name)
@@ -132,7 +149,7 @@ static bool is_able(VkPhysicalDevice d, const char *name, struct error *err)
                                      .pNext = &v11};
     const VkSubgroupFeatureFlags ops =
         VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT;
-    features_chain(&f, false, false);
+    features_chain(&f, &(struct extras){0});
     vk.GetPhysicalDeviceProperties2(d, &p);
     if (p.properties.apiVersion < VK_API_VERSION_1_2)
         return error_set(err, "%s: its driver has Vulkan %u.%u, 1.2 is needed", name,
@@ -194,26 +211,32 @@ static bool make_device(struct vulkan *v, struct error *err)
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2};
     struct features f;
     const char *control = VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME;
-    const char *coop = VK_NV_COOPERATIVE_MATRIX_EXTENSION_NAME, *extensions[2];
-    bool has_control = has_extension(v->physical, control);
-    bool knows_coop = has_extension(v->physical, coop);
+    const char *coop = VK_NV_COOPERATIVE_MATRIX_EXTENSION_NAME, *extensions[3];
+    const char *dot = VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME;
+    struct extras has = {has_extension(v->physical, control), has_extension(v->physical, coop),
+                         has_extension(v->physical, dot)};
     uint32_t n_extensions = 0;
     vk.GetPhysicalDeviceProperties2(v->physical, &p);
     vk.GetPhysicalDeviceMemoryProperties2(v->physical, &memory);
     v->subgroup = v11.subgroupSize;
-    features_chain(&f, has_control, knows_coop);
+    features_chain(&f, &has);
     vk.GetPhysicalDeviceFeatures2(v->physical, &f.all);
-    v->full_subgroups = has_control && f.control.computeFullSubgroups;
+    v->full_subgroups = has.control && f.control.computeFullSubgroups;
+    v->dot = has.dot = has.dot && f.dot.shaderIntegerDotProduct;
     v->coop = has_coop(v, &f, p.properties.limits.maxComputeSharedMemorySize);
-    features_chain(&f, has_control, v->coop);
+    has.coop = v->coop;
+    features_chain(&f, &has);
     f.all.features.shaderInt64 = true;
     f.v12.bufferDeviceAddress = true;
     f.v12.shaderFloat16 = f.v12.vulkanMemoryModel = f.coop.cooperativeMatrix = v->coop;
     f.control.computeFullSubgroups = v->full_subgroups;
-    if (has_control)
+    f.dot.shaderIntegerDotProduct = v->dot;
+    if (has.control)
         extensions[n_extensions++] = control;
     if (v->coop)
         extensions[n_extensions++] = coop;
+    if (v->dot)
+        extensions[n_extensions++] = dot;
     v->family = (uint32_t)compute_family(v->physical);
     const VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
                                            .queueFamilyIndex = v->family,

@@ -23,16 +23,39 @@ struct pick {
 /* Rows that a workgroup computes at once. */
 enum { GEMV_ROWS = 8, GEMM_TILE = 64 };
 
-static void run_gemv(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
-                     struct product_args *args)
+static void run_few(struct vulkan *v, enum vulkan_kernel k, const struct product *p,
+                    const struct vulkan_segment *g, const struct product_args *args)
 {
     uint32_t each = p->chosen || p->cycle ? 1 : p->rows < GEMV_ROWS ? p->rows : GEMV_ROWS;
     /* More outputs share inputs where there are enough for all of a large GPU's multiprocessors. */
     uint32_t fours = g->rows >= 8192 || p->chosen, outs = fours ? 4 : 2;
     uint32_t n = (g->rows + outs - 1) / outs;
     uint32_t x = n < v->max_groups[0] ? n : v->max_groups[0];
-    vulkan_run(v, KERNEL_GEMV, g->format, each + 8 * fours, args, sizeof *args, x, (n + x - 1) / x,
+    vulkan_run(v, k, g->format, each + 8 * fours, args, sizeof *args, x, (n + x - 1) / x,
                (p->rows + each - 1) / each);
+}
+
+static void run_gemv(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                     struct product_args *args)
+{
+    run_few(v, KERNEL_GEMV, p, g, args);
+}
+
+/* The inputs are converted once for all segments. */
+static void run_dot(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                    struct product_args *args)
+{
+    uint32_t ld = (uint32_t)p->w->n_in, rows = p->rows / p->x_div;
+    if (g == vulkan_matrix(p->w)->seg) {
+        const struct half_args bytes = {p->x, v->s.bytes, v->s.bytes_scale, ld, rows, p->ldx, ld};
+        vulkan_apart(v, false);
+        vulkan_run_flat(v, KERNEL_BYTES, 0, 0, &bytes, sizeof bytes, rows);
+        vulkan_apart(v, true);
+    }
+    args->x = v->s.bytes;
+    args->ldx = ld;
+    args->scale = v->s.bytes_scale;
+    run_few(v, KERNEL_GEMV_DOT, p, g, args);
 }
 
 /* Workgroups that fill a large GPU. */
@@ -57,6 +80,19 @@ static bool coop_fits(const struct vulkan *v, const struct product *p)
                               p->rows <= (uint32_t)v->bounds.max_tokens);
     for (int i = 0; i < m->n_seg; i++)
         fits = fits && vulkan_coop_fits(v, &m->seg[i]);
+    return fits;
+}
+
+static bool dot_fits(const struct vulkan *v, const struct product *p)
+{
+    const struct vulkan_weight *m = vulkan_matrix(p->w);
+    bool fits = v->dot && !p->cycle && (p->chosen || p->rows <= (uint32_t)v->bounds.max_tokens) &&
+                (p->chosen || (uint32_t)p->w->n_in <= v->s.ld_half);
+    for (int i = 0; i < m->n_seg; i++) {
+        uint32_t f = m->seg[i].format;
+        fits = fits && (f == FORMAT_Q4_0 || f == FORMAT_Q8_0 || f == FORMAT_Q4_K ||
+                        f == FORMAT_Q5_K || f == FORMAT_Q6_K || f == FORMAT_MXFP4);
+    }
     return fits;
 }
 
@@ -124,14 +160,16 @@ static void run_coop(struct vulkan *v, const struct product *p, const struct vul
 /* Rows of a product over experts are counted per expert: from here on tiles share weights. */
 enum { MANY = 4 };
 
-/* The rows on cooperative matrices come after others of the same rows, so they run only if they are forced: they have not
- * been measured on a device yet. */
+/* Rows on cooperative matrices and integer dot products come after others of the same rows, so they run only if they are
+ * forced: they have not been measured on a GPU yet. */
 static const struct pick table[] = {
     {"gemv", OP_LINEAR, 1, 8, NULL, "any", "", run_gemv},
+    {"gemv_dot", OP_LINEAR, 1, 8, dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot", run_dot},
     {"gemm", OP_LINEAR, 9, 0, NULL, "any", "", run_gemm},
     {"gemm_coop", OP_LINEAR, 17, 0, coop_fits, "codes F16", "coop", run_coop},
     {"moe_gemm", OP_MOE, MANY, 0, grouped_fits, "any", "", run_gemm},
     {"moe_gemv", OP_MOE, 1, 0, NULL, "any", "", run_gemv},
+    {"moe_dot", OP_MOE, 1, 0, dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot", run_dot},
     {"moe_coop", OP_MOE, MANY, 0, grouped_coop_fits, "codes F16", "coop", run_coop},
 };
 enum { N_PICKS = (int)(sizeof table / sizeof *table) };
@@ -210,6 +248,11 @@ void vulkan_product(struct vulkan *v, const struct product *p)
         vulkan_lora_add(v, p);
 }
 
+static bool is_available(const struct vulkan *v, const char *device)
+{
+    return !*device || (!strcmp(device, "coop") ? v->coop : v->dot);
+}
+
 bool vulkan_pick_info(struct backend *be, int i, struct pick_info *out)
 {
     static const char *const ops[] = {"linear", "moe"};
@@ -221,7 +264,7 @@ bool vulkan_pick_info(struct backend *be, int i, struct pick_info *out)
                               .device = table[i].device,
                               .rows_from = table[i].from,
                               .rows_to = table[i].to,
-                              .available = !*table[i].device || vulkan_self(be)->coop,
+                              .available = is_available(vulkan_self(be), table[i].device),
                               .runs = vulkan_self(be)->runs[i]};
     return true;
 }

@@ -47,7 +47,7 @@ void vulkan_pipelines_close(struct vulkan *v)
 bool vulkan_has_constants(enum vulkan_kernel k)
 {
     return k == KERNEL_EMBED || k == KERNEL_ATTN || k == KERNEL_DELTA || k == KERNEL_SSM ||
-           k == KERNEL_GEMV || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP;
+           k == KERNEL_GEMV || k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP;
 }
 
 VkPipeline vulkan_pipeline(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b)

@@ -185,6 +185,8 @@ static bool own_scratch(struct vulkan *v, struct error *err)
            own_floats(v, &s->gate, tokens, s->ld_gate, err) &&
            own_floats(v, &s->half, v->coop, halves / 2, err) &&
            own_floats(v, &s->half_scale, v->coop, used > tokens ? used : tokens, err) &&
+           own_floats(v, &s->bytes, v->dot, halves / 4, err) &&
+           own_floats(v, &s->bytes_scale, v->dot, halves / 32, err) &&
            own_floats(v, &s->absorbed, tokens, absorbed, err) &&
            own_floats(v, &s->summed, tokens, summed, err) &&
            own_floats(v, &s->hidden, 1, hidden > experts ? hidden : experts, err) &&

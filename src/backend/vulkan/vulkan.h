@@ -29,7 +29,8 @@
     X(GEMM_COOP, gemm_coop) X(SAMPLE_PROBS, sample_probs) X(SAMPLE_MASK, sample_mask)              \
     X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
     X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw) X(LORA_A, lora_a)                \
-    X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join)
+    X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join)                \
+    X(BYTES, bytes) X(GEMV_DOT, gemv_dot)
 /* clang-format on */
 
 enum vulkan_kernel {
@@ -116,8 +117,9 @@ struct vulkan_scratch {
     uint64_t groups;           /* the rows of each expert (shaders/tiles.glsl) */
     uint64_t half, half_scale; /* a product's inputs as fp16, and what their rows were divided by */
     uint32_t ld_half;
-    uint64_t absorbed, summed; /* latent attention: queries and sums of latents, of every head */
-    uint64_t *ropes;           /* (n_ropes): cos and sin of every row */
+    uint64_t bytes, bytes_scale; /* a product's inputs as bytes, and factors of 32 of them */
+    uint64_t absorbed, summed;   /* latent attention: queries and sums of latents, of every head */
+    uint64_t *ropes;             /* (n_ropes): cos and sin of every row */
     uint64_t *freqs, *planes;
     uint32_t ld_x, ld_qkv, ld_heads, ld_hidden, ld_gate, ld_expert;
 };
@@ -161,6 +163,7 @@ struct vulkan {
     uint32_t max_groups[3]; /* workgroups of a dispatch */
     bool full_subgroups;
     bool coop; /* cooperative matrices of 16 x 16 x 16, fp16 with sums of floats */
+    bool dot;  /* integer dot products of four bytes */
     uint32_t subgroup;
 
     pthread_mutex_t lock; /* blocks, copies, the queue */
