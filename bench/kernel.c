@@ -117,8 +117,8 @@ struct attention_run {
 static void attention_once(void *arg, int run)
 {
     struct attention_run *r = arg;
-    cpu_attention(&r->s, &r->b, &r->l, &r->layers[run % r->n_layers], r->q, r->a, r->scratch, pool,
-                  &(struct pick){.isa = r->isa});
+    cpu_attention(&r->s, &r->b, &r->l, &r->layers[run % r->n_layers], NULL, r->q, r->a, r->scratch,
+                  pool, &(struct pick){.isa = r->isa});
 }
 
 static void post_once(void *arg, int run)

@@ -9,6 +9,7 @@
 #ifndef STEEL_BACKEND_CUDA_CUDA_H
 #define STEEL_BACKEND_CUDA_CUDA_H
 
+#include "backend/cuda/core/recordings.h"
 #include "backend/cuda/core/gpu.cuh"
 
 #include <stdio.h>
@@ -280,7 +281,7 @@ enum {
     MORE_NORMS = 2,  /* of one row */
     MAX_GRID = 65535
 };
-enum { MAX_GRAPHS = 512, MAX_MARKS = 1024 };
+enum { MAX_MARKS = 1024 };
 /* Row capacities of kernels and buffers. (The thresholds are in pick.cu.) */
 enum {
     HIDDEN_ROWS = 8,  /* hidden units stored as floats */
@@ -461,9 +462,10 @@ struct step_queue {
 };
 
 struct step_recording {
-    struct step_graph graphs[MAX_GRAPHS];
-    int n;
-    uint64_t key; /* key of the recording in progress; 0: none */
+    struct recordings kept;
+    struct step_graph graphs[MAX_GRAPHS]; /* (kept.n) */
+    uint64_t key;                         /* key of the recording in progress; 0: none */
+    int place;                            /* of the recording in progress */
 };
 
 /* Attention of decodes, with keys split over blocks. */

@@ -271,22 +271,30 @@ static bool same_layout(const struct step_layout *a, const struct step_layout *b
            a->exact == b->exact;
 }
 
+static uint64_t layout_hash(uint64_t key, const struct step_layout *l)
+{
+    const int counts[] = {l->n_tokens,  l->n_seqs, l->n_decode, l->n_out,
+                          l->n_q_tiles, l->deep,   l->beyond,   l->n_embeds};
+    uint64_t hash = recordings_mix(1, key);
+    for (int n : counts)
+        hash = recordings_mix(hash, (uint64_t)n);
+    return hash;
+}
+
 bool cuda_replay(struct backend *be, uint64_t key)
 {
     struct cuda_backend *cu = cuda_self(be);
     if (be->profile) /* stages are timed op by op */
         return false;
     key = mtp_key(cu, lora_key(cu, key));
-    for (int i = 0; i < cu->recording.n; i++) {
-        struct step_graph *g = &cu->recording.graphs[i];
-        if (g->key != key || !same_layout(&g->layout, &cu->step.layout))
-            continue;
-        cu->resid = g->resid;
-        if (!cu->failed)
-            CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
-        return true;
-    }
-    return false;
+    int i = recordings_find(&cu->recording.kept, layout_hash(key, &cu->step.layout));
+    struct step_graph *g = i >= 0 ? &cu->recording.graphs[i] : NULL;
+    if (!g || g->key != key || !same_layout(&g->layout, &cu->step.layout))
+        return false;
+    cu->resid = g->resid;
+    if (!cu->failed)
+        CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
+    return true;
 }
 
 /* Whether the launches depend on the step's counts alone. For prompts they depend on lengths
@@ -301,38 +309,47 @@ static bool repeats(const struct cuda_backend *cu)
 void cuda_record(struct backend *be, uint64_t key)
 {
     struct cuda_backend *cu = cuda_self(be);
-    if (be->profile || cu->failed || cu->recording.n == MAX_GRAPHS || !repeats(cu) ||
-        !comm_record(cu))
+    struct step_recording *r = &cu->recording;
+    if (be->profile || cu->failed || !repeats(cu))
+        return;
+    key = mtp_key(cu, lora_key(cu, key));
+    r->place =
+        recordings_place(&r->kept, layout_hash(key, &cu->step.layout), cu->step.layout.n_seqs);
+    if (r->place < 0 || !comm_record(cu))
         return;
     cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
         cuda_fail(cu, e, "the start of a recording");
     else
-        cu->recording.key = mtp_key(cu, lora_key(cu, key));
+        r->key = key;
 }
 
 void cuda_forget_recordings(struct cuda_backend *cu)
 {
-    for (int i = 0; i < cu->recording.n; i++)
-        cudaGraphExecDestroy(cu->recording.graphs[i].exec);
-    cu->recording.n = 0;
+    struct step_recording *r = &cu->recording;
+    for (int i = 0; i < r->kept.n; i++)
+        cudaGraphExecDestroy(r->graphs[i].exec);
+    memset(&r->kept, 0, sizeof r->kept);
 }
 
 static void finish_recording(struct cuda_backend *cu)
 {
     cudaGraph_t graph = NULL;
-    struct step_graph *g = &cu->recording.graphs[cu->recording.n];
-    g->key = cu->recording.key;
-    g->layout = cu->step.layout;
-    g->resid = cu->resid;
-    cu->recording.key = 0;
+    cudaGraphExec_t exec = NULL;
+    struct step_recording *r = &cu->recording;
+    struct step_graph *g = &r->graphs[r->place];
+    uint64_t key = r->key;
+    r->key = 0;
     cudaError_t e = cudaStreamEndCapture(cu->stream, &graph);
     if (e == cudaSuccess && !cu->failed)
-        e = cudaGraphInstantiate(&g->exec, graph, 0);
+        e = cudaGraphInstantiate(&exec, graph, 0);
     if (e != cudaSuccess) {
         cuda_fail(cu, e, "the end of a recording");
     } else if (!cu->failed) {
-        cu->recording.n++;
+        if (r->place < r->kept.n) /* it has not run for thousands of steps */
+            cudaGraphExecDestroy(g->exec);
+        *g = (struct step_graph){key, cu->step.layout, exec, cu->resid};
+        recordings_add(&r->kept, r->place, layout_hash(key, &g->layout));
         cu->be->n_recorded++;
         CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
     }
