@@ -164,6 +164,7 @@ FAILING_IO(READ, recv, (int fd, void *p, size_t n, int flags), (fd, p, n, flags)
 FAILING_IO(WRITE, write, (int fd, const void *p, size_t n), (fd, p, n))
 FAILING_IO(WRITE, writev, (int fd, const struct iovec *v, int n), (fd, v, n))
 FAILING_IO(WRITE, send, (int fd, const void *p, size_t n, int flags), (fd, p, n, flags))
+FAILING_IO(WRITE, sendmsg, (int fd, const struct msghdr *m, int flags), (fd, m, flags))
 
 int accept4(int fd, struct sockaddr *a, socklen_t *n, int flags)
 {

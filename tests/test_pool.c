@@ -6,7 +6,9 @@
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/error.h"
+#include "base/os.h"
 #include "base/pool.h"
+#include "base/topology.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -522,6 +524,135 @@ static void test_quota(void **state)
     assert_true(pool_cpu_count() >= 1);
 }
 
+struct topology_case {
+    const char *what, *files[40], *allowed, *text;
+    int cpus, cores, sockets, nodes, slow;
+};
+
+#define CPU  "/sys/devices/system/cpu/"
+#define NODE "/sys/devices/system/node/"
+
+/* Machines as sysfs describes them: threads of cores, sockets, NUMA nodes and cores of two speeds. */
+static void test_topology(void **state)
+{
+    (void)state;
+    static const struct topology_case cases[] = {
+        {"nothing is known", {0}, NULL, NULL, 0, 0, 0, 0, 0},
+        {"a list that is garbage", {CPU "online", "0-\n"}, NULL, NULL, 0, 0, 0, 0, 0},
+        {"more than a set holds", {CPU "online", "0-99999\n"}, NULL, NULL, 0, 0, 0, 0, 0},
+        {"only a list", {CPU "online", "0-3\n"}, NULL, "4 cores", 4, 4, 1, 1, 0},
+        {"SMT: two cores of two threads",
+         {CPU "online", "0-3\n", CPU "cpu0/topology/core_cpus_list", "0,2\n",
+          CPU "cpu1/topology/core_cpus_list", "1,3\n", CPU "cpu2/topology/core_cpus_list", "0,2\n",
+          CPU "cpu3/topology/core_cpus_list", "1,3\n"},
+         NULL,
+         "2 cores, 2 threads each",
+         4,
+         2,
+         1,
+         1,
+         0},
+        {"an older kernel, a CPU that is offline, one that is not ours",
+         {CPU "online", "0-1,3\n", CPU "cpu0/topology/thread_siblings_list", "0-1\n",
+          CPU "cpu1/topology/thread_siblings_list", "0-1\n",
+          CPU "cpu3/topology/thread_siblings_list", "3\n"},
+         "0-1",
+         "1 core, 2 threads each",
+         2,
+         1,
+         1,
+         1,
+         0},
+        {"two sockets, each a node",
+         {CPU "online", "0-3\n", CPU "cpu0/topology/physical_package_id", "0\n",
+          CPU "cpu1/topology/physical_package_id", "0\n", CPU "cpu2/topology/physical_package_id",
+          "1\n", CPU "cpu3/topology/physical_package_id", "1\n", NODE "node0/cpulist", "0-1\n",
+          NODE "node1/cpulist", "2-3\n"},
+         NULL,
+         "4 cores, 2 sockets, 2 NUMA nodes",
+         4,
+         4,
+         2,
+         2,
+         0},
+        {"the same, on one node",
+         {CPU "online", "0-3\n", CPU "cpu2/topology/physical_package_id", "1\n",
+          CPU "cpu3/topology/physical_package_id", "1\n", NODE "node0/cpulist", "0-1\n",
+          NODE "node1/cpulist", "2-3\n", NODE "node2/cpulist", "\n"},
+         "2,3",
+         "2 cores",
+         2,
+         2,
+         1,
+         1,
+         0},
+        {"P cores of two threads, E cores of one",
+         {CPU "online", "0-5\n", CPU "cpu0/topology/core_cpus_list", "0-1\n",
+          CPU "cpu1/topology/core_cpus_list", "0-1\n", CPU "cpu2/topology/core_cpus_list", "2-3\n",
+          CPU "cpu3/topology/core_cpus_list", "2-3\n", "/sys/devices/cpu_atom/cpus", "4-5\n"},
+         NULL,
+         "4 cores, 2 for performance and 2 for efficiency",
+         6,
+         4,
+         1,
+         1,
+         2},
+        {"efficiency cores alone",
+         {CPU "online", "0-5\n", "/sys/devices/cpu_atom/cpus", "4-5\n"},
+         "4-5",
+         "2 cores",
+         2,
+         2,
+         1,
+         1,
+         0},
+        {"ARM: capacities",
+         {CPU "online", "0-3\n", CPU "cpu0/cpu_capacity", "446\n", CPU "cpu1/cpu_capacity", "446\n",
+          CPU "cpu2/cpu_capacity", "1024\n", CPU "cpu3/cpu_capacity", "1024\n"},
+         NULL,
+         "4 cores, 2 for performance and 2 for efficiency",
+         4,
+         4,
+         1,
+         1,
+         2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct topology_case *c = &cases[i];
+        char root[] = "/tmp/steel_cores_XXXXXX", command[64], text[200] = "";
+        struct cpu_list allowed = {0};
+        struct topology t;
+        assert_non_null(mkdtemp(root));
+        for (int k = 0; c->files[k]; k += 2)
+            put(root, c->files[k], c->files[k + 1]);
+        if (c->allowed)
+            assert_true(cpu_list_parse(c->allowed, &allowed));
+        bool ok = topology_read(root, c->allowed ? &allowed : NULL, &t);
+        if (ok)
+            topology_describe(&t, text, sizeof text);
+        if (ok != (c->text != NULL) || (ok && strcmp(text, c->text)))
+            print_error("%s: %s\n", c->what, text);
+        assert_int_equal(ok, c->text != NULL);
+        if (ok) {
+            assert_string_equal(text, c->text);
+            assert_int_equal(t.n_cpus, c->cpus);
+            assert_int_equal(t.n_cores, c->cores);
+            assert_int_equal(t.n_sockets, c->sockets);
+            assert_int_equal(t.n_nodes, c->nodes);
+            assert_int_equal(t.n_slow, c->slow);
+        }
+        snprintf(command, sizeof command, "rm -r %s", root);
+        assert_int_equal(system(command), 0);
+    }
+    struct topology here;
+    struct cpu_list own;
+    assert_true(os_cpu_set(own.bits, sizeof own.bits / sizeof *own.bits));
+    if (topology_read("", &own, &here)) {
+        assert_int_equal(here.n_cpus, os_cpus());
+        assert_in_range(here.n_cores, 1, here.n_cpus);
+    }
+}
+
 /* Sets of features: what STEEL_ISA names must be included in what the machine has. */
 static void test_isa(void **state)
 {
@@ -562,6 +693,7 @@ int main(void)
         cmocka_unit_test(test_waiting_sleeps),
         cmocka_unit_test(test_busy_neighbours),
         cmocka_unit_test(test_quota),
+        cmocka_unit_test(test_topology),
         cmocka_unit_test(test_isa),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -64,6 +64,19 @@ int os_cpus(void)
     return n > 0 ? n : online > 0 ? (int)online : 1;
 }
 
+bool os_cpu_set(uint64_t *bits, int n_words)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set))
+        return false;
+    for (int i = 0; i < 64 * n_words; i++) {
+        bits[i / 64] &= ~((uint64_t)1 << i % 64);
+        if (i < CPU_SETSIZE && CPU_ISSET(i, &set))
+            bits[i / 64] |= (uint64_t)1 << i % 64;
+    }
+    return true;
+}
+
 void os_cpu_model(char *out, size_t size)
 {
     snprintf(out, size, "unknown");

@@ -27,6 +27,8 @@ void os_sleep_while(_Atomic uint32_t *word, uint32_t seen);
 void os_wake_all(_Atomic uint32_t *word);
 
 int os_cpus(void); /* CPUs this process may run on */
+/* The same as a set, bit by bit (n_words of 64); false: it is not known. */
+bool os_cpu_set(uint64_t *bits, int n_words);
 void os_cpu_model(char *out, size_t size);
 
 void os_name_thread(const char *name); /* this thread; at most 15 characters */

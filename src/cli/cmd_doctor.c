@@ -4,6 +4,7 @@
  */
 #include "backend/backend.h"
 #include "base/cpu.h"
+#include "base/topology.h"
 #include "base/os.h"
 #include "base/sysmem.h"
 #include "base/version.h"
@@ -41,6 +42,13 @@ static void check_cpu(void)
     int n = os_cpus(), quota = cpu_quota("");
     snprintf(text, sizeof text, "%s; %d CPUs%s", model, n, quota ? " allowed" : "");
     good("CPU", text);
+    struct cpu_list allowed;
+    struct topology cores;
+    bool known = os_cpu_set(allowed.bits, sizeof allowed.bits / sizeof *allowed.bits);
+    if (topology_read("", known ? &allowed : NULL, &cores)) {
+        topology_describe(&cores, text, sizeof text);
+        good("cores", text);
+    }
     if (quota && quota < n) {
         snprintf(text, sizeof text,
                  "the control group limits steel to %d of them: it runs %d threads", quota, quota);
