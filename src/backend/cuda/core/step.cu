@@ -263,20 +263,28 @@ void cuda_begin(struct backend *be, const struct batch *b)
     canary_begin(cu, b, turn);
 }
 
+/* What the launches of a recorded step depend on besides its key. */
+struct layout_counts {
+    int n[10];
+};
+
+static struct layout_counts counts_of(const struct step_layout *l)
+{
+    return {{l->n_tokens, l->n_seqs, l->n_decode, l->n_out, l->n_q_tiles, l->deep, l->beyond,
+             l->n_embeds, l->decodes, l->exact}};
+}
+
 static bool same_layout(const struct step_layout *a, const struct step_layout *b)
 {
-    return a->n_tokens == b->n_tokens && a->n_seqs == b->n_seqs && a->n_decode == b->n_decode &&
-           a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles && a->deep == b->deep &&
-           a->beyond == b->beyond && a->n_embeds == b->n_embeds && a->decodes == b->decodes &&
-           a->exact == b->exact;
+    struct layout_counts x = counts_of(a), y = counts_of(b);
+    return memcmp(&x, &y, sizeof x) == 0;
 }
 
 static uint64_t layout_hash(uint64_t key, const struct step_layout *l)
 {
-    const int counts[] = {l->n_tokens,  l->n_seqs, l->n_decode, l->n_out,
-                          l->n_q_tiles, l->deep,   l->beyond,   l->n_embeds};
+    struct layout_counts counts = counts_of(l);
     uint64_t hash = recordings_mix(1, key);
-    for (int n : counts)
+    for (int n : counts.n)
         hash = recordings_mix(hash, (uint64_t)n);
     return hash;
 }
