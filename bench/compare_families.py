@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Steel and llama.cpp by family, side by side in one run. Standard library only.
 
-  compare_families.py --steel build/steel [--llama LLAMA_BIN_DIR] [--device cuda | cpu] [--shapes gpt-oss-20b,...]
+  compare_families.py --steel build/steel [--llama LLAMA_BIN_DIR] [--device cuda | cpu] [--shapes gpt-oss-20b,... | new]
                       [--layers N] [--rounds 2] [--seconds 300] [--dir /dev/shm/families] -o results.jsonl
 
 For each shape bench/synth_gguf.py writes a file of the real model's size (Q4_K_M; gpt-oss: MXFP4), or of fewer layers. Both engines are
 measured on it in interleaved rounds, as in bench/compare_formats.py, while the next file is written. Then the file is removed. Files that
 already exist in DIR are used. On a GPU: tg128, pp2048, and 32 sequences after prompts of 256. On a CPU: tg32 and pp512, by default of six
-layers. Prints a table of medians, and writes JSON lines while it runs.
+layers. `--shapes new`: hybrids, sparse and compressed attention, some of them cut to a few layers on a GPU, too. Prints a table of medians, and writes JSON lines while it runs.
 """
 import argparse
 import os
@@ -19,6 +19,9 @@ import time
 from compare_formats import HERE, Formats
 
 SHAPES = "gpt-oss-20b,qwen3.5-35b-a3b,glm-4.7-flash,gemma-4-26b-a4b"
+NEW = "nemotron-3-nano-30b-a3b,granite-4.0-h-small,lfm2-8b-a1b,laguna-xs,glm-5,deepseek-v4-flash"  # --shapes new
+FEW = {"glm-5": 6, "deepseek-v4-flash": 6}  # layers on a GPU, of models that do not fit one
+CPU_FEW = {"glm-5": 4, "deepseek-v4-flash": 3, "nemotron-3-nano-30b-a3b": 8}  # on a CPU: 3 GB to 11 GB
 
 
 class Families(Formats):
@@ -32,7 +35,7 @@ class Families(Formats):
     def write(self, name):
         if os.path.exists(self.path(name)):  # of an earlier run
             return subprocess.Popen(["true"])
-        layers = self.a.layers or (0 if self.gpu else 6)
+        layers = self.a.layers or (FEW.get(name, 0) if self.gpu else CPU_FEW.get(name, 6))
         return subprocess.Popen([sys.executable, os.path.join(HERE, "synth_gguf.py"), self.path(name), "--shape", name,
                                  *(["--layers", str(layers)] if layers else [])], stderr=subprocess.DEVNULL)
 
@@ -61,7 +64,9 @@ def main():
     p.add_argument("--seconds", type=float, default=0, help="begin no model after this many (default: no limit)")
     p.add_argument("--dir", default="/dev/shm/families")
     p.add_argument("-o", "--output", default="families.jsonl")
-    f = Families(p.parse_args())
+    args = p.parse_args()
+    args.shapes = NEW if args.shapes == "new" else args.shapes
+    f = Families(args)
     os.makedirs(f.a.dir, exist_ok=True)
     names = f.a.shapes.split(",")
     writer = f.write(names[0])
