@@ -7,6 +7,7 @@
  */
 #include "duo.h"
 
+#include "base/error.h"
 #include "base/mem.h"
 
 #include <stdio.h>
@@ -68,7 +69,7 @@ static void cut_plan(struct cuts *c, struct plan *p, const struct cut_piece *lis
             struct cut_seq *q = &c->seq[list[i].seq];
             int at = b->n_seqs++, end = q->fed + list[i].n;
             int32_t *table = p->pages + (size_t)at * (size_t)s->b.max_pages;
-            fail_if(end > q->len, "a cut beyond its sequence");
+            CHECK(q->tokens && end <= q->len, "a cut beyond its sequence");
             for (int j = 0; j * s->b.page_len < end; j++) {
                 int page = q->first_page + j;
                 fail_if(page >= s->b.n_pages || j >= s->b.max_pages, "cuts need more pages");
@@ -192,7 +193,7 @@ static void cut_compare(const struct cuts *c, const char *how)
         if (!c->has[t] || !memcmp(a, b, row))
             continue;
         int k = 0;
-        while (!memcmp(a + k, b + k, sizeof *a))
+        while (!memcmp((const char *)(a + k), (const char *)(b + k), sizeof *a))
             k++;
         n_failed++;
         printf("FAIL  %s, %s: row %d of %d, column %d is %.9g, not %.9g\n", c->what, how, t,
