@@ -136,8 +136,12 @@ static bool read_gguf(const struct meta_reader *in, struct eagle *e)
         return error_set(in->err, "%s: eagle3.target_hidden_size: %d differs from the head's %d",
                          in->f->path, width, c->n_embd);
     c->norm_eps = (float)eps;
-    if (!c->n_vocab)
-        c->n_vocab = emb->dims[1] < 1 << 24 ? (int)emb->dims[1] : 0;
+    if (!c->n_vocab && emb) {
+        if (!reader_range(in, "vocabulary (token_embd.weight rows)", (double)emb->dims[1], 1,
+                          1 << 24))
+            return false;
+        c->n_vocab = (int)emb->dims[1];
+    }
     int64_t n_out = ids ? ids->dims[0] : head ? head->dims[1] : c->n_vocab;
     if (!reader_range(in, ids ? "tensor d2t" : "tensor output.weight", (double)n_out, 1,
                       c->n_vocab))
