@@ -7,8 +7,8 @@
       the cases with a number to reach: edits, quotations, JSON, prose and random tokens of Qwen3-30B-A3B and gpt-oss-20b;
       Qwen3-8B with a draft model of 0.6B, and with an EAGLE-3 head, 70 % of whose drafts are right
 
-Models are real shapes with random weights (synth_gguf.py), made once in --folder (about 60 GB). `draft.py` has the texts. Every case is measured
-in turns without and with drafts, on a machine that should do nothing else: ratios are of medians of --reps runs.
+Models are real shapes with random weights (synth_gguf.py), made once in --folder (about 60 GB). `draft.py` has the texts. Every case
+is measured in turns without and with drafts, on a machine that should do nothing else: ratios are of medians of --reps runs.
 """
 import argparse
 import json
