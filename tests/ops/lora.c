@@ -340,7 +340,8 @@ static void lora_case(const struct dims *s, enum dtype type, const char *of)
     net_open(bare, &none, type);
     adapt(n, 0, 16, false);
     adapt(n, 1, 5, true);
-    for (int r = 0; r < (light || small ? 5 : 6); r++) {
+    const int n_runs = light > 2 ? 4 - (type != DT_Q4_K) : light || small ? 5 : 6;
+    for (int r = 0; r < n_runs; r++) {
         struct plan p;
         struct lora_use uses[64];
         char name[100];
