@@ -527,14 +527,15 @@ def test_disconnect(s):
 
 def test_slow_reader(s):
     """A client that does not read gets all of its answer, later and in larger pieces."""
-    body = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "seed": 4, "stream": True, "n": 4}
+    most = 500 if os.environ.get("TEST_SMALL") else 2000  # emulated, 2000 take longer than the server lets output be stuck
+    body = {"prompt": "abc", "max_tokens": most, "ignore_eos": True, "seed": 4, "stream": True, "n": 4}
     want = s.json(COMP, dict(body, stream=False))
     tokens = "steel_generation_tokens_total"
     before = s.metrics()[tokens]
     c = s.socket()
     c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
     c.sendall(http_request(COMP, body, "Connection: close\r\n"))
-    s.wait_metric(tokens, before + 8000)  # the engine does not wait for it
+    s.wait_metric(tokens, before + 4 * most)  # the engine does not wait for it
     out = b""
     while piece := c.recv(65536):
         out += piece
@@ -547,7 +548,7 @@ def test_slow_reader(s):
         for choice in json.loads(e)["choices"]:
             text[choice["index"]] += choice["text"]
     assert text == [x["text"] for x in want["choices"]]
-    assert len(events) < 6000  # pieces were joined
+    assert len(events) < 3 * most  # pieces were joined
 
 
 def test_too_many(_):
