@@ -527,15 +527,17 @@ def test_disconnect(s):
 
 def test_slow_reader(s):
     """A client that does not read gets all of its answer, later and in larger pieces."""
-    most = 500 if os.environ.get("TEST_SMALL") else 2000  # emulated, 2000 take longer than the server lets output be stuck
-    body = {"prompt": "abc", "max_tokens": most, "ignore_eos": True, "seed": 4, "stream": True, "n": 4}
+    if os.environ.get("TEST_SMALL"):
+        print("skipped: test_slow_reader: emulated, an answer longer than the socket's buffers takes longer than output may be stuck")
+        return
+    body = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "seed": 4, "stream": True, "n": 4}
     want = s.json(COMP, dict(body, stream=False))
     tokens = "steel_generation_tokens_total"
     before = s.metrics()[tokens]
     c = s.socket()
     c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
     c.sendall(http_request(COMP, body, "Connection: close\r\n"))
-    s.wait_metric(tokens, before + 4 * most)  # the engine does not wait for it
+    s.wait_metric(tokens, before + 8000)  # the engine does not wait for it
     out = b""
     while piece := c.recv(65536):
         out += piece
@@ -548,7 +550,7 @@ def test_slow_reader(s):
         for choice in json.loads(e)["choices"]:
             text[choice["index"]] += choice["text"]
     assert text == [x["text"] for x in want["choices"]]
-    assert len(events) < 3 * most  # pieces were joined
+    assert len(events) < 6000  # pieces were joined
 
 
 def test_too_many(_):
@@ -760,9 +762,10 @@ def test_tls(_):
 
 def test_shutdown(_):
     """SIGTERM: running answers finish, new ones are refused, exit 0; the grace time is a limit."""
+    most = 300 if os.environ.get("TEST_SMALL") else 3000
     s = Server(BUILD, "--log-format", "json", "-c", "8192")
     c = s.socket()
-    c.sendall(http_request(COMP, {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True, "stream": True}))
+    c.sendall(http_request(COMP, {"prompt": "abc", "max_tokens": most, "ignore_eos": True, "stream": True}))
     assert c.recv(10)
     s.proc.send_signal(signal.SIGTERM)
     s.wait_line("shutting down")
@@ -775,7 +778,7 @@ def test_shutdown(_):
         entry = json.loads(line)
         assert {"time", "level", "msg"} <= set(entry)
     done = [json.loads(l) for l in s.log().splitlines() if '"completions"' in l][0]
-    assert done["tokens"] == 3000 and done["status"] == 200 and done["end"] == "length"
+    assert done["tokens"] == most and done["status"] == 200 and done["end"] == "length"
     s = Server(BUILD, "--grace", "0", "-c", "8192")
     c = s.socket()
     c.sendall(http_request(COMP, {"prompt": "abc", "max_tokens": 8000, "ignore_eos": True, "stream": True}))

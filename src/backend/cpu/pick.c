@@ -114,8 +114,11 @@ static bool always(const struct pick_query *a)
 }
 
 #define GEMM(from, to, isa, fits, formats, input, run)                                             \
+    GEMM_AS(#run, from, to, isa, fits, formats, input, run)
+/* A second row of the same kernel has a name of its own. */
+#define GEMM_AS(name, from, to, isa, fits, formats, input, run)                                    \
     {                                                                                              \
-#run, &formats, from, to, isa, fits, run, NULL, input, false, false                        \
+        name, &formats, from, to, isa, fits, run, NULL, input, false, false                        \
     }
 /* The same kernel, for few rows: reads a range of weight rows in one pass. */
 #define GEMV(isa, fits, formats, input, technique)                                                 \
@@ -147,7 +150,8 @@ static const struct pick_row gemm_rows[] = {
 #endif
 #ifdef __aarch64__
     GEMM(MATRICES_FROM, MANY, ISA_I8MM, is_ordered, matrices, INPUT_INT8, gemm_int8_i8mm),
-    GEMM(MATRICES_FINE_FROM, MANY, ISA_I8MM, is_ordered, matrices_fine, INPUT_INT8, gemm_int8_i8mm),
+    GEMM_AS("gemm_int8_i8mm_fine", MATRICES_FINE_FROM, MANY, ISA_I8MM, is_ordered, matrices_fine,
+            INPUT_INT8, gemm_int8_i8mm),
     GEMV(ISA_DOTPROD, is_packed, quantised, INPUT_INT8, int8_dotprod),
     GEMM(1, MANY, ISA_DOTPROD, is_packed, quantised, INPUT_INT8, gemm_int8_dotprod),
     GEMV(ISA_NEON, is_packed, quantised, INPUT_INT8, int8_neon),
