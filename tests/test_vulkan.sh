@@ -28,8 +28,6 @@ if [ "$2" = all ]; then
     check "$ops" --backend vulkan --jobs "$(nproc)"
     check "$B/tests/test_golden"
     check python3 tests/vulkan_faults.py "$B" all
-    check "$B/tests/test_speculate"
-    check "$B/tests/test_embed"
 else
     check "$ops" --backend vulkan --small norm
     check "$ops" --backend vulkan --small sampling
