@@ -58,7 +58,9 @@ fi
 # as people type it who come from elsewhere
 expect 0 '' "$steel" run "$tmp/tiny.gguf" --raw -p x -n 1 --seed -1 -c 0 -t -1
 expect 2 "'-2' is not a whole number" "$steel" run --seed -2 -p x
-expect 2 "'-ngl': a GPU is used automatically if the model fits" "$steel" run "$tmp/tiny.gguf" -ngl 99 -p x
+expect 2 "-ngl many: a number of layers, all or auto" "$steel" run "$tmp/tiny.gguf" -ngl many -p x
+expect 2 "-ngl 0 is the CPU, and --device is cuda" "$steel" run "$tmp/tiny.gguf" -ngl 0 --device cuda -p x
+expect 2 "--gpu-memory x: use a size" "$steel" run "$tmp/tiny.gguf" --gpu-memory x -p x
 expect 2 "'--no-mmap': not needed" "$steel" serve --no-mmap
 expect 2 "'x' is not on, off or auto" "$steel" serve --flash-attn=x
 expect 2 "'70000' is not a whole number" "$steel" serve --flash-attn --port 70000

@@ -117,6 +117,7 @@ def main():
     walk_server(faults, "states", [], hybrid, [(TEXT, False), (dict(TEXT, prompt="A longer one. " * 12), True)], 4)
     walk_server(faults, "log-probabilities", [], toy, [(dict(TEXT, n=2), False), (scored, False)], 4)
     walk_server(faults, "draft tokens", ["--draft", "2"], drafts, [(TEXT, False), (dict(TEXT, temperature=1, repeat_penalty=1.2, seed=3), True)], 4)
+    walk_server(faults, "experts on the host", ["--draft", "2", "--cpu-moe"], drafts, [(TEXT, False), (dict(TEXT, prompt="A longer one. " * 12), True)], 4)
     walk_nccl(faults, 4)
     shutil.rmtree(WORK)
 

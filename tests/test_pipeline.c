@@ -134,8 +134,8 @@ static void run_rank(struct ranks *r, int rank, enum fate fate)
     broken.end = broken_end;
     if (fate == BROKEN)
         be->ops = &broken;
-    struct model *m =
-        model_load(f, be, MODEL_PLAIN, &(struct model_shard){split_for, r}, NULL, &err);
+    struct model *m = model_load(f, be, MODEL_PLAIN,
+                                 &(struct model_shard){.cut = split_for, .arg = r}, NULL, &err);
     struct kvcache *kv = m ? kvcache_new(be, &m->net, DT_F16, DT_F16, PAGE, 8, 0, &err) : NULL;
     struct step_limits lim = {.max_tokens = ROWS, .max_seqs = 1, .max_out = 1, .read_chunk = 16};
     struct stepper *st = kv ? stepper_new(m, kv, 1024, &lim, &err) : NULL;

@@ -255,8 +255,8 @@ static void check_rank(const struct tensorfile *f, const struct placement *p,
     wire.tp_rank = r->tp_rank;
     be->comm = ranks_comm(&ranks);
     be->async = false;
-    struct model *m =
-        model_load(f, be, MODEL_PLAIN, &(struct model_shard){split_for, &ranks}, NULL, &err);
+    struct model *m = model_load(
+        f, be, MODEL_PLAIN, &(struct model_shard){.cut = split_for, .arg = &ranks}, NULL, &err);
     if (!m)
         fail_msg("%s", err.msg);
     check_network(&m->net, r);

@@ -2,7 +2,7 @@
  * The boundary between a network (layer.h) and the backend that computes it: a table of a few coarse ops.
  *
  *  1. Every op of struct backend_ops is mandatory. A fallback lives inside the op.
- *  2. Optional features are sub-tables (adapters, draft, tower, stream, picks, plan, tier). A backend has a sub-table
+ *  2. Optional features are sub-tables (adapters, draft, tower, stream, picks, plan, tier, experts). A backend has a sub-table
  *     whole or its pointer is NULL. supports() refuses a network that needs a missing one.
  *  3. ref.c is the specification of every op; other backends are tested against it (tests/ops).
  *  4. Compute ops return void and only enqueue. The backend keeps the first error and end() reports it.
@@ -128,19 +128,31 @@ struct plan_ops {
                          const struct bounds *bounds);
 };
 
-/* Experts that are read from the model's file when steps need them (options.h: expert_memory). */
+/* Experts that are not all in the memory that is fastest: read from the model's file when steps need them (options.h:
+ * expert_memory), or computed in host memory (host_experts). */
 struct tier_stats {
     uint64_t hits, misses; /* experts of layers that steps needed: found in memory, or read */
     uint64_t ahead;        /* read before a step needed them, and then needed */
     uint64_t bytes;        /* read */
     double wait;           /* seconds that steps waited */
     size_t memory;         /* bytes for experts in memory */
+    /* Of host_experts: uses of an expert by a row, computed on the device and by the host; seconds that the host computed. */
+    uint64_t on_device, on_host;
+    double host_seconds;
 };
 struct tier_ops {
-    /* Divides expert_memory among the weights uploaded so far. Called once, after the uploads and before prepare(). False with
-     * err if the experts of one row do not fit. */
+    /* Divides expert_memory among the weights uploaded so far, and frees what only uploads need. Called once, after the uploads
+     * and before prepare(), if an option asks for a tier. False with err if the experts of one row do not fit. */
     bool (*settle)(struct backend *be, struct error *err);
     void (*stats)(struct backend *be, struct tier_stats *out); /* memory 0: no expert_memory */
+};
+
+/* Experts computed for another backend (options.h: host), whose router has chosen. prepare() got the network they are in. */
+struct expert_ops {
+    /* y (rows, down's rows) = the sum over k < used of weights[row, k] * expert chosen[row, k] of x (rows, gate_up's columns);
+     * chosen -1: none. No step is begun. A failure is be->failure. */
+    void (*run)(struct backend *be, const struct mlp *m, const int32_t *chosen,
+                const float *weights, int used, const float *x, float *y, int rows);
 };
 
 struct backend_ops {
@@ -204,7 +216,8 @@ struct backend_ops {
     const struct pick_ops *picks;       /* NULL: no kernel tables */
     const struct host_ops *host;        /* NULL: copy_in is as good */
     const struct plan_ops *plan;        /* NULL: the file's sizes are the best estimate */
-    const struct tier_ops *tier;        /* NULL: no expert_memory */
+    const struct tier_ops *tier;        /* NULL: no expert_memory, no host_experts */
+    const struct expert_ops *experts;   /* NULL: cannot be options.host */
 };
 
 /* One row of the tables that pick kernels, for tests, benchmarks and docs. Of an op's rows, the first that fits

@@ -118,6 +118,18 @@ size_t device_room(const char *device, double fraction)
     return t ? t->room(device, fraction) : 0;
 }
 
+bool device_offloads(const char *device)
+{
+    const struct device_type *t = gpu_of(device);
+    return t && t->offloads;
+}
+
+size_t device_weight_bytes(const char *device, const struct raw_weight *src, enum weight_role role)
+{
+    const struct device_type *t = gpu_of(device);
+    return t && t->weight_bytes ? t->weight_bytes(src, role) : 0;
+}
+
 bool device_id(struct backend *be, unsigned char id[16])
 {
     const struct device_type *t = be->own_memory ? type_of(be->ops->name) : NULL;
@@ -151,7 +163,7 @@ struct backend *backend_open(const struct backend_options *opt, struct error *er
         error_unknown(device, err);
         return NULL;
     }
-    if (t->kind == DEVICE_GPU && (opt->no_repack || opt->expert_memory)) {
+    if (t->kind == DEVICE_GPU && (opt->no_repack || (opt->expert_memory && !opt->host_experts))) {
         error_set(err, "--device %s: %s is for the CPU alone", device,
                   opt->no_repack ? "--no-repack" : "--expert-memory");
         return NULL;
@@ -160,11 +172,20 @@ struct backend *backend_open(const struct backend_options *opt, struct error *er
         error_set(err, "--device %s: %s", device, t->missing);
         return NULL;
     }
-    if (t->kind == DEVICE_GPU && opt->deterministic && !t->deterministic) {
-        error_set(err, "--device %s: --deterministic is not offered by %s", device, t->name);
+    if (t->kind == DEVICE_GPU && opt->deterministic && (!t->deterministic || opt->host_experts)) {
+        error_set(err, "--device %s: --deterministic is not offered by %s%s", device, t->name,
+                  opt->host_experts ? " with experts in host memory" : "");
         return NULL;
     }
-    struct backend *be = t->open(opt, &why);
+    struct backend_options with = *opt;
+    if (opt->host_experts) {
+        with.device = device_default(DEVICE_CPU);
+        with.host = open_cpu(&with, err);
+        with.device = opt->device;
+        if (!with.host)
+            return NULL;
+    }
+    struct backend *be = t->open(&with, &why);
     if (!be && t->kind == DEVICE_CPU && err)
         *err = why;
     else if (!be)

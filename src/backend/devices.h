@@ -5,7 +5,9 @@
 #ifndef STEEL_BACKEND_DEVICES_H
 #define STEEL_BACKEND_DEVICES_H
 
+#include "backend/layer.h"
 #include "backend/options.h"
+#include "backend/rawweight.h"
 #include "base/error.h"
 
 #include <stddef.h>
@@ -42,6 +44,9 @@ struct device_type {
     int (*count_auto)(void);
     /* Bytes still available on a device of this type if `fraction` of its memory may be in use; 0 = no such device. */
     size_t (*room)(const char *device, double fraction);
+    bool offloads; /* host_experts are understood */
+    /* Bytes of the form that upload() makes of src, whose data is NULL. NULL: about the file's. */
+    size_t (*weight_bytes)(const struct raw_weight *src, enum weight_role role);
     void (*id)(struct backend *be, unsigned char id[16]); /* globally unique */
     bool (*facts)(struct backend *be, struct gpu_facts *out);
     bool deterministic; /* backend_options.deterministic is obeyed */
@@ -60,6 +65,9 @@ const char *device_gpu_type(int i, const char **missing);
 int device_count(const char *device);
 /* See device_type.room; "auto" is the default GPU. */
 size_t device_room(const char *device, double fraction);
+/* The next two likewise. weight_bytes 0: not known. */
+bool device_offloads(const char *device);
+size_t device_weight_bytes(const char *device, const struct raw_weight *src, enum weight_role role);
 
 /* Of an open backend; false if it is no GPU. device_facts_of measures, so it takes a moment. */
 bool device_id(struct backend *be, unsigned char id[16]);

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct backend;
+
 struct backend_options {
     /* "cpu", "cuda", "cuda:N" (devices.h); NULL = "cpu". The engine also takes "auto". */
     const char *device;
@@ -17,6 +19,10 @@ struct backend_options {
     /* Bytes of memory for experts. Steps read the others from the model's file (backend.h: tier_ops). 0 = all experts
      * are in memory. */
     size_t expert_memory;
+    /* Experts that weights leave in host memory (rawweight.h: n_host) are computed there. Only for a backend with own_memory
+     * and tier_ops. backend_open then opens the CPU as `host`, with threads and expert_memory. The device owns it. */
+    bool host_experts;
+    struct backend *host;
 };
 
 #endif

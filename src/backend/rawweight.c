@@ -162,6 +162,25 @@ static struct raw_weight *clone(const struct raw_weight *w, bool deep)
     return (struct raw_weight *)(l.base + 64);
 }
 
+struct raw_weight raw_weight_experts(const struct raw_weight *src, int first, int n)
+{
+    struct raw_weight w = *src;
+    CHECK(first >= 0 && n >= 0 && first + n <= src->n_expert, "experts %d to %d of %d", first,
+          first + n, src->n_expert);
+    w.n_expert = n;
+    w.n_host = 0;
+    if (w.bias)
+        w.bias += (size_t)first * (size_t)w.n_out;
+    for (int i = 0; i < w.n_seg; i++) {
+        struct raw_seg *s = &w.seg[i];
+        s->data = s->data ? s->data + first : NULL;
+        s->scale = s->scale ? s->scale + first : NULL;
+        s->zero = s->zero ? s->zero + first : NULL;
+        s->perm = s->perm ? s->perm + first : NULL;
+    }
+    return w;
+}
+
 struct raw_weight *raw_weight_copy(const struct raw_weight *w)
 {
     return clone(w, true);

@@ -31,6 +31,7 @@ enum { RAW_FETCH_ALIGN = 4096 };
 struct raw_weight {
     int n_in, n_out; /* n_out = sum of seg rows */
     int n_expert;    /* 1 for a plain matrix */
+    int n_host; /* its last experts stay in host memory and are computed there (options.h: host_experts) */
     int n_seg;
     struct raw_seg seg[3];
     const float *bias; /* (n_expert, n_out) or NULL */
@@ -50,6 +51,8 @@ struct raw_weight {
 
 size_t raw_seg_row_bytes(const struct raw_seg *s, int n_in); /* bytes of data per row */
 size_t raw_weight_bytes(const struct raw_weight *w);         /* data and planes of all experts */
+/* Experts [first, first + n) of src alone: pointers into src's tables. */
+struct raw_weight raw_weight_experts(const struct raw_weight *src, int first, int n);
 
 /* dst (n_in) = row `row` (0..n_out) of expert e as floats, exact, in input order (perm undone). */
 void raw_weight_row(const struct raw_weight *w, int e, int row, float *dst);

@@ -609,6 +609,8 @@ static const struct tower_ops ref_tower = {.merge = ref_merge, .features = ref_f
 static const struct stream_ops ref_stream = {
     .put = ref_stream_put, .get = ref_stream_get, .put_logits = ref_logits_put};
 
+static const struct expert_ops ref_expert_ops = {.run = ref_experts};
+
 static const struct backend_ops ref_ops = {
     .name = "ref",
     .close = ref_close,
@@ -636,6 +638,7 @@ static const struct backend_ops ref_ops = {
     .draft = &ref_draft,
     .tower = &ref_tower,
     .stream = &ref_stream,
+    .experts = &ref_expert_ops,
 };
 
 struct backend *backend_open_ref(void)

@@ -160,5 +160,7 @@ void ref_read_stream(struct ref *r, const struct mixer *m, int t);
 void ref_mixer(struct backend *be, const struct mixer *m, int layer);
 void ref_mlp(struct backend *be, const struct mlp *m, int layer);
 void ref_merge(struct backend *be, const struct merger *m, int index);
+void ref_experts(struct backend *be, const struct mlp *m, const int32_t *chosen,
+                 const float *weights, int used, const float *x, float *y, int rows);
 
 #endif

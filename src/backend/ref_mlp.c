@@ -261,6 +261,24 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
     ref_stage_end(r, STAGE_EXPERTS);
 }
 
+void ref_experts(struct backend *be, const struct mlp *m, const int32_t *chosen,
+                 const float *weights, int used, const float *x, float *y, int rows)
+{
+    struct ref *r = ref_self(be);
+    int in = m->experts.gate_up->n_in, out = m->experts.down->n_out;
+    r->at = 0;
+    for (int t = 0; t < rows; t++, x += in, y += out) {
+        memset(y, 0, (size_t)out * sizeof *y);
+        for (int k = t * used; k < (t + 1) * used; k++) {
+            if (chosen[k] < 0)
+                continue;
+            ffn_row(r, &m->experts, chosen[k], x, r->part);
+            for (int i = 0; i < out; i++)
+                y[i] += weights[k] * r->part[i];
+        }
+    }
+}
+
 /* part = norm((act(x Wg^T) * e) Wp^T) */
 static void layer_embed_row(struct ref *r, const struct layer_embed *l, const float *e,
                             const float *x)

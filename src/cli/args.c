@@ -298,22 +298,9 @@ static bool from_environment(const struct usage *u)
 }
 
 /* Options of other programs that people try, and the advice to give. */
-#define PLACE "a GPU is used automatically if the model fits; --device cpu or cuda chooses one"
-#define SPLIT                                                                                      \
-    "a model runs on one device as a whole; on the CPU, --expert-memory leaves experts in the "    \
-    "file"
 static const struct {
     const char *name, *here;
 } foreign[] = {
-    {"-cmoe", SPLIT},
-    {"--cpu-moe", SPLIT},
-    {"-ncmoe", SPLIT},
-    {"--n-cpu-moe", SPLIT},
-    {"-ot", SPLIT},
-    {"--override-tensor", SPLIT},
-    {"-ngl", PLACE},
-    {"--gpu-layers", PLACE},
-    {"--n-gpu-layers", PLACE},
     {"--no-mmap", "not needed, leave it out"},
     {"--mlock", "not needed, leave it out"},
     {"--trust-remote-code", "not needed, leave it out: model code is never run"},

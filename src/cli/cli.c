@@ -1,6 +1,7 @@
 /* What the commands share. See cli.h. */
 #include "cli/cli.h"
 #include "cli/listen.h"
+#include "backend/devices.h"
 #include "cli/hub/hub.h"
 #include "dist/job.h"
 #include "base/input.h"
@@ -188,6 +189,35 @@ bool cli_draft(const struct usage *u, const char *how, int *draft, unsigned *fro
     return true;
 }
 
+/* What stays in host memory beside a GPU. */
+static bool take_offload(const struct usage *u, const struct model_flags *f,
+                         struct runtime_options *opt)
+{
+    if (f->gpu_limit && (!cli_parse_bytes(f->gpu_limit, &opt->gpu_limit) || !opt->gpu_limit)) {
+        args_usage_error(u, "--gpu-memory %s: use a size such as 8G or 512M", f->gpu_limit);
+        return false;
+    }
+    opt->offload = (struct offload_wish){f->cpu_moe ? -1 : f->n_cpu_moe, f->override_tensor};
+    const char *n = f->gpu_layers;
+    if (!n || !strcmp(n, "all") || !strcmp(n, "auto") || !strcmp(n, "-1"))
+        return true;
+    char *end;
+    errno = 0;
+    long layers = strtol(n, &end, 10);
+    if (end == n || *end || errno || layers < 0 || layers > 1 << 20) {
+        args_usage_error(u, "-ngl %s: a number of layers, all or auto", n);
+        return false;
+    }
+    if (!layers && f->device && device_kind(f->device) == DEVICE_GPU) {
+        args_usage_error(u, "-ngl 0 is the CPU, and --device is %s", f->device);
+        return false;
+    }
+    if (!layers)
+        opt->backend.device = device_default(DEVICE_CPU);
+    opt->gpu_layers = (int)layers;
+    return true;
+}
+
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt)
 {
@@ -208,6 +238,8 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         args_usage_error(u, "--expert-memory %s: use a size such as 8G or 512M", f->expert_memory);
         return false;
     }
+    if (!take_offload(u, f, opt))
+        return false;
     struct error why = {0};
     struct job_options job = {f->tp, f->pp, f->ep, f->expert_stats, f->rank_timeout};
     if (!job_arrange(&job, &why)) {

@@ -79,6 +79,9 @@ struct model_flags {
     int threads, context, page_len;
     const char *device, *kv_type, *k_type, *v_type;
     float gpu_memory;
+    const char *gpu_limit, *gpu_layers, *override_tensor; /* OFFLOAD_ROWS */
+    bool cpu_moe;
+    int n_cpu_moe;
     bool deterministic, no_repack, profile, kv_canary;
     int draft;             /* see runtime.h; initialised to DRAFT_AUTO by commands that generate */
     const char *draft_how; /* --draft of those commands; NULL = auto */
@@ -116,6 +119,49 @@ struct model_flags {
         OPT_LIST, 0, "lora", "lora-scaled", &(f).loras, 0, 0, "[NAME=]PATH[:SCALE]",               \
             "LoRA adapter: a PEFT folder or a GGUF (repeatable)"                                   \
     }
+/* Experts beside a GPU, by llama.cpp's names. */
+#define OFFLOAD_ROWS(f)                                                                            \
+    {OPT_STRING,                                                                                   \
+     0,                                                                                            \
+     "gpu-memory",                                                                                 \
+     0,                                                                                            \
+     &(f).gpu_limit,                                                                               \
+     0,                                                                                            \
+     0,                                                                                            \
+     "SIZE",                                                                                       \
+     "of the GPU, at most, as 8G; experts that do not fit stay in host memory"},                   \
+        {OPT_INT,                                                                                  \
+         0,                                                                                        \
+         "n-cpu-moe",                                                                              \
+         "-ncmoe",                                                                                 \
+         &(f).n_cpu_moe,                                                                           \
+         0,                                                                                        \
+         1 << 20,                                                                                  \
+         "N",                                                                                      \
+         "the experts of the first N layers stay in host memory, and the CPU computes them "       \
+         "(default: as many as the GPU has no room for)"},                                         \
+        {OPT_FLAG, 0, "cpu-moe", "-cmoe", &(f).cpu_moe, 0, 0, 0, "the experts of all layers do"},  \
+        {OPT_STRING,                                                                               \
+         0,                                                                                        \
+         "override-tensor",                                                                        \
+         "-ot",                                                                                    \
+         &(f).override_tensor,                                                                     \
+         0,                                                                                        \
+         0,                                                                                        \
+         "REGEX=CPU",                                                                              \
+         "the experts of layers whose tensors match do, as in 'blk\\.1[0-9]\\..*_exps=CPU'"},      \
+        {OPT_STRING,                                                                               \
+         0,                                                                                        \
+         "n-gpu-layers",                                                                           \
+         "-ngl",                                                                                   \
+         &(f).gpu_layers,                                                                          \
+         0,                                                                                        \
+         0,                                                                                        \
+         "N",                                                                                      \
+         "0: the CPU alone; all, auto or at least the model's number of layers: the default"},     \
+    {                                                                                              \
+        OPT_STRING, 0, "gpu-layers", 0, &(f).gpu_layers, 0, 0, "N", 0                              \
+    }
 #define MODEL_FLAG_ROWS(f)                                                                         \
     {OPT_HEADING, 0, "engine", 0, 0, 0, 0, 0, 0},                                                  \
         {OPT_INT, 't', "threads", 0, &(f).threads, -1, 1024, "N", "CPU threads (default: all)"},   \
@@ -134,6 +180,7 @@ struct model_flags {
          1,                                                                                        \
          "X",                                                                                      \
          "share of the GPU's memory to use (default 0.9)"},                                        \
+        OFFLOAD_ROWS(f),                                                                           \
         {OPT_STRING,                                                                               \
          0,                                                                                        \
          "kv-type",                                                                                \

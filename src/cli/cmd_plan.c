@@ -624,6 +624,7 @@ int cmd_plan(int argc, char **argv)
          "auto (default: a GPU if it fits), " DEVICE_NAMES},
         {OPT_FLOAT, 0, "gpu-memory-utilization", 0, &p.here.gpu_memory, 0.05, 1, "X",
          "share of the GPU's memory to use (default 0.9)"},
+        OFFLOAD_ROWS(p.here),
         {OPT_STRING, 0, "expert-memory", 0, &p.here.expert_memory, 0, 0, "SIZE",
          "memory for experts, as 8G; the others are read from the file"},
         {OPT_FLAG, 0, "no-repack", 0, &p.here.no_repack, 0, 0, 0, "compute from the mapped file"},

@@ -211,7 +211,7 @@ bool plan_fit_make(struct tensorfile *f, const struct plan_fit_options *o, struc
 struct row {
     const char *name;
     char mark;
-    size_t memory, mapped;
+    size_t memory, host, mapped; /* on the device; beside a GPU in host memory; in the file */
 };
 enum { ROWS = FIT_PARTS + 7 };
 
@@ -221,16 +221,18 @@ static int rows_of(const struct plan_fit *p, struct row *out)
     const struct runtime_plan *plan = &p->plan;
     int n = 0;
     for (int i = 0; i < FIT_PARTS; i++)
-        if (plan->weights.memory[i] + plan->weights.mapped[i])
-            out[n++] = (struct row){fit_parts[i], marks[i], plan->weights.memory[i],
-                                    plan->weights.mapped[i]};
+        if (plan->weights.memory[i] + plan->weights.mapped[i] ||
+            (i == FIT_EXPERTS && plan->weights.host))
+            out[n++] =
+                (struct row){fit_parts[i], marks[i], plan->weights.memory[i],
+                             i == FIT_EXPERTS ? plan->weights.host : 0, plan->weights.mapped[i]};
     const struct row more[] = {
-        {"adapters, image tower", 't', plan->more_weights, 0},
-        {"draft model", 'f', plan->small, 0},
-        {"KV cache", 'k', plan->kv, 0},
-        {"states", 's', plan->states, 0},
-        {"working memory", 'w', plan->step, 0},
-        {"program", 'p', plan->other, 0},
+        {"adapters, image tower", 't', plan->more_weights, 0, 0},
+        {"draft model", 'f', plan->small, 0, 0},
+        {"KV cache", 'k', plan->kv, 0, 0},
+        {"states", 's', plan->states, 0, 0},
+        {"working memory", 'w', plan->step, 0, 0},
+        {"program", 'p', plan->other, 0, 0},
     };
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
         if (more[i].memory)
@@ -269,17 +271,22 @@ static void print_memory(FILE *to, const struct plan_fit *p)
 {
     struct row rows[ROWS];
     int n = rows_of(p, rows);
-    bool mapped = fit_mapped(&p->plan.weights) > 0;
-    char a[16], b[16];
-    fprintf(to, "\n%26s  %10s%s\n", "", p->plan.gpu ? "GPU" : "RAM", mapped ? "         file" : "");
+    bool mapped = fit_mapped(&p->plan.weights) > 0, host = p->plan.weights.host > 0;
+    char a[16], b[16], c[16];
+    fprintf(to, "\n%26s  %10s%s%s\n", "", p->plan.gpu ? "GPU" : "RAM", host ? "          RAM" : "",
+            mapped ? "         file" : "");
     for (int i = 0; i < n; i++) {
         fprintf(to, "%c %-24s  %10s", rows[i].mark, rows[i].name,
                 rows[i].memory ? cli_bytes((double)rows[i].memory, a) : "-");
+        if (host)
+            fprintf(to, "  %11s", rows[i].host ? cli_bytes((double)rows[i].host, c) : "-");
         if (mapped)
             fprintf(to, "  %11s", rows[i].mapped ? cli_bytes((double)rows[i].mapped, b) : "-");
         fputc('\n', to);
     }
     fprintf(to, "  %-24s  %10s", "together", cli_bytes((double)total_memory(p), a));
+    if (host)
+        fprintf(to, "  %11s", cli_bytes((double)p->plan.weights.host, c));
     if (mapped)
         fprintf(to, "  %11s", cli_bytes((double)fit_mapped(&p->plan.weights), b));
     fputc('\n', to);
@@ -376,8 +383,9 @@ json_t *plan_fit_json(const struct plan_fit_options *o, const struct plan_fit *p
     int n = rows_of(p, rows);
     json_t *parts = json_array(), *better = json_array(), *speeds = json_null();
     for (int i = 0; i < n; i++)
-        json_array_append_new(parts, json_pack("{s:s,s:I,s:I}", "part", rows[i].name, "memory",
-                                               (json_int_t)rows[i].memory, "file",
+        json_array_append_new(parts, json_pack("{s:s,s:I,s:I,s:I}", "part", rows[i].name, "memory",
+                                               (json_int_t)rows[i].memory, "host",
+                                               (json_int_t)rows[i].host, "file",
                                                (json_int_t)rows[i].mapped));
     for (int i = 0; i < p->n_better; i++)
         json_array_append_new(

@@ -1,6 +1,8 @@
 /* Counts what a model's weights take: see fit.h. */
 #include "engine/fit.h"
 #include "backend/backend.h"
+#include "backend/devices.h"
+#include "engine/offload.h"
 #include "engine/placement.h"
 #include "model/build.h"
 
@@ -50,12 +52,15 @@ static void count_values(const struct raw_weight *shape, enum fit_part part, str
 }
 
 /* Where a backend cannot tell the size of its form, the file's size is used. */
-static size_t weight_bytes(struct backend *be, const struct raw_weight *shape,
+static size_t weight_bytes(const char *device, struct backend *be, const struct raw_weight *shape,
                            enum weight_role role, size_t *mapped)
 {
     *mapped = 0;
     if (be && be->ops->plan)
         return be->ops->plan->weight_bytes(be, shape, role, mapped);
+    size_t known = device ? device_weight_bytes(device, shape, role) : 0;
+    if (known)
+        return known;
     size_t bytes = shape->bias ? (size_t)shape->n_expert * (size_t)shape->n_out * sizeof(float) : 0;
     for (int i = 0; i < shape->n_seg; i++)
         bytes += (size_t)shape->n_expert * (size_t)shape->seg[i].rows *
@@ -76,7 +81,7 @@ static double attention_flops(const struct mixer *m)
 }
 
 bool fit_weights(const struct tensorfile *f, const struct config *c, const struct outline *o,
-                 struct backend *be, struct fit_weights *out, struct error *err)
+                 const char *device, struct backend *be, struct fit_weights *out, struct error *err)
 {
     const struct network *net = &o->net;
     *out = (struct fit_weights){0};
@@ -94,7 +99,7 @@ bool fit_weights(const struct tensorfile *f, const struct config *c, const struc
         build_source(spec, &file, &config);
         if (!placement_shape(file, config, spec, &shape, err))
             return false;
-        size_t bytes = weight_bytes(be, &shape, spec->role, &mapped);
+        size_t bytes = weight_bytes(device, be, &shape, spec->role, &mapped);
         out->memory[part] += bytes;
         out->fixed_experts += part == FIT_EXPERTS && shape.transient ? bytes : 0;
         out->mapped[part] += mapped;
@@ -107,6 +112,28 @@ bool fit_weights(const struct tensorfile *f, const struct config *c, const struc
             out->n_expert = m->router.w->n_out;
             out->n_used = m->router.n_used;
         }
+    }
+    return true;
+}
+
+bool fit_experts(const struct tensorfile *f, const struct config *c, const struct outline *o,
+                 const char *device, struct backend *host, struct expert_layer *layers,
+                 struct error *err)
+{
+    for (int i = 0; i < o->n_specs; i++) {
+        const struct tensor_spec *spec = &o->specs[i];
+        struct raw_weight shape;
+        size_t mapped;
+        if (!spec->w || spec->w->n_expert < 2 ||
+            (spec->role != WEIGHT_EXPERTS && spec->role != WEIGHT_EXPERTS_SHARED))
+            continue;
+        if (!placement_shape(f, c, spec, &shape, err))
+            return false;
+        struct expert_layer *l = &layers[spec->net_layer];
+        l->layer = spec->layer;
+        l->n_expert = spec->w->n_expert;
+        l->bytes += weight_bytes(device, NULL, &shape, WEIGHT_EXPERTS, &mapped);
+        l->host_bytes += weight_bytes(NULL, host, &shape, WEIGHT_EXPERTS, &mapped);
     }
     return true;
 }

@@ -35,25 +35,137 @@ static double gpu_share(const struct runtime_options *opt)
     return opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
 }
 
+/* Bytes of the GPU's memory that this process may still take. gpu_before is what was free at the start: the rest of
+ * gpu_limit is what this process has not taken since. */
+static size_t gpu_room(const struct runtime *rt, const struct runtime_options *opt,
+                       const char *device)
+{
+    size_t room = device_room(device, gpu_share(opt));
+    size_t used = rt->gpu_before > room ? rt->gpu_before - room : 0;
+    size_t left = opt->gpu_limit > used ? opt->gpu_limit - used : 0;
+    return opt->gpu_limit && left < room ? left : room;
+}
+
 static bool check_cache(const struct runtime_options *opt, const struct network *net,
                         struct error *err)
 {
     return kv_types_check(net, sizing_kv_type(opt->k_type), sizing_kv_type(opt->v_type), err);
 }
 
+/* The experts of each layer, (net.n_layers), with the bytes of their forms on the device and the CPU; mem_free. */
+static struct expert_layer *expert_layers(struct runtime *rt, const struct config *c,
+                                          const struct outline *outline, const char *device,
+                                          struct error *err)
+{
+    struct backend_options cpu = {.device = device_default(DEVICE_CPU), .threads = 1};
+    struct expert_layer *layers = mem_zalloc((size_t)outline->net.n_layers + 1, sizeof *layers);
+    struct backend *host = backend_open(&cpu, err);
+    bool ok = host && fit_experts(rt->file, c, outline, device, host, layers, err);
+    if (host)
+        host->ops->close(host);
+    if (ok)
+        return layers;
+    mem_free(layers);
+    return NULL;
+}
+
+/* Tokens of the cache for which room is left before experts get the rest, all sequences together. */
+static size_t tokens_before_experts(const struct runtime_options *opt, int trained, int max_seqs)
+{
+    size_t tokens = opt->context > 0 ? (size_t)opt->context : TIER_CONTEXT;
+    tokens = tokens < (size_t)trained ? tokens : (size_t)trained;
+    size_t all = tokens * (size_t)max_seqs / 4;
+    return all > tokens ? all : tokens;
+}
+
+/* If the host's memory has no room for its experts, it reads those used least from the file. */
+static void offload_to_file(struct runtime *rt, struct opening *o)
+{
+    size_t usable = sizing_host_room(o->opt, 0, 0).usable, *bytes = &o->device.expert_memory;
+    struct error note = {0};
+    if (*bytes || !usable || o->offload.host <= usable)
+        return;
+    *bytes = usable;
+    error_set(&note,
+              "of them %.1f GB are in memory, the others are read from the file "
+              "(--expert-memory)",
+              (double)usable * 1e-9);
+    sizing_add_notice(&rt->notice, &note);
+}
+
+/* Leaves experts in host memory, if the user says so or the GPU has no room for all. f: of the whole model; its weights
+ * become those on the GPU. more: bytes of them that are not the model's own. */
+static bool choose_offload(struct runtime *rt, const struct config *c,
+                           const struct outline *outline, size_t more, struct opening *o,
+                           struct device_facts *f, struct error *err)
+{
+    const struct runtime_options *opt = o->opt;
+    const char *device = o->device.device;
+    bool wished = offload_is_wished(&opt->offload);
+    struct network_max max;
+    network_measure(&outline->net, &max);
+    bool may = max.n_expert && join_outlook(device, 0).processes == 1 && device_offloads(device);
+    if (f->room <= 1 || (!may && !wished))
+        return true;
+    if (!may)
+        return error_set(err, "--n-cpu-moe, --cpu-moe, -ot: %s",
+                         !max.n_expert              ? "the model has no experts"
+                         : !device_offloads(device) ? "this device does not share experts with the "
+                                                      "CPU, --device cuda does"
+                                                    : "for one process, without ranks");
+    struct fit_weights w;
+    if (!fit_weights(rt->file, c, outline, device, NULL, &w, err))
+        return false;
+    f->weights = fit_memory(&w) + more;
+    if (!wished && f->weights + f->kv + f->scratch <= f->room)
+        return true;
+    struct expert_layer *layers = expert_layers(rt, c, outline, device, err);
+    if (!layers)
+        return false;
+    int seqs = sizing_limits(opt, true, 1).max_seqs;
+    seqs = seqs < DEVICE_LEAST_SEQS ? seqs : DEVICE_LEAST_SEQS;
+    size_t kv =
+        tokens_before_experts(opt, c->context, seqs) * sizing_token_bytes(opt, &outline->net);
+    size_t experts = 0;
+    for (int i = 0; i < outline->net.n_layers; i++)
+        experts += layers[i].bytes;
+    size_t rest = f->weights - experts, beside = rest + (kv > f->kv ? kv : f->kv) + f->scratch;
+    bool ok = offload_choose(layers, outline->net.n_layers, &opt->offload,
+                             f->room > beside ? f->room - beside : 0, &o->offload, err);
+    mem_free(layers);
+    if (ok && o->offload.n_host)
+        f->weights = rest + o->offload.device;
+    return ok;
+}
+
+static void tell_offload(struct runtime *rt, struct opening *o)
+{
+    struct error note = {0};
+    o->device.host_experts = true;
+    error_set(&note,
+              "experts of %d of %d layers (%.1f of %.1f GB) are in host memory and computed "
+              "on the CPU (--n-cpu-moe)",
+              o->offload.layers, o->offload.of, (double)o->offload.host * 1e-9,
+              (double)(o->offload.host + o->offload.device) * 1e-9);
+    sizing_add_notice(&rt->notice, &note);
+    offload_to_file(rt, o);
+}
+
 /* "auto" becomes the GPU if there is one and the model fits, else the CPU. If a named GPU cannot hold the model, that
  * is an error before anything is loaded. */
-static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
-                          const struct config *c, const struct network *net,
-                          const struct model_size *size, struct backend_options *out,
+static bool choose_device(struct runtime *rt, const struct config *c, const struct outline *outline,
+                          const struct model_size *size, size_t more, struct opening *o,
                           struct error *err)
 {
+    const struct runtime_options *opt = o->opt;
+    const struct network *net = &outline->net;
+    struct backend_options *out = &o->device;
     *out = opt->backend;
     enum device_kind asked = device_kind(out->device);
     bool is_auto = asked == DEVICE_AUTO;
     if (!is_auto && asked != DEVICE_GPU)
         return true;
-    if (is_auto && out->expert_memory) {
+    if (is_auto && out->expert_memory && !offload_is_wished(&opt->offload)) {
         out->device = device_default(DEVICE_CPU);
         if (device_count("auto") > 0)
             error_set(&rt->notice, "--expert-memory: running on the CPU, not on the GPU");
@@ -82,11 +194,17 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
         f.room = 0;
     else if ((f.deterministic && is_auto) || f.no_repack)
         f.room = 1; /* a GPU that will not be used is not initialised */
-    else
-        f.room = device_room(out->device, gpu_share(opt)) / (size_t)look.on_gpu;
+    else if (rt->gpu_before = device_room(out->device, gpu_share(opt)), rt->gpu_before)
+        f.room = gpu_room(rt, opt, out->device) / (size_t)look.on_gpu;
+    if (!choose_offload(rt, c, outline, more, o, &f, err))
+        return false;
     enum device_kind chosen = device_choose(&f, &rt->notice);
     if (chosen != DEVICE_GPU && is_auto)
         out->device = device_default(chosen);
+    if (chosen != DEVICE_GPU)
+        offload_free(&o->offload);
+    if (o->offload.n_host)
+        tell_offload(rt, o);
     return is_auto || device_fits(&f, err);
 }
 
@@ -278,7 +396,7 @@ static void measure_host(struct runtime *rt, const struct config *c, const struc
     const struct plan_ops *plan = rt->be->ops->plan;
     struct error why; /* loading reports it */
     size_t weights = size->bytes, token = sizing_token_bytes(opt, &outline->net);
-    o->measured = fit_weights(rt->file, c, outline, rt->be, &o->weights, &why);
+    o->measured = fit_weights(rt->file, c, outline, NULL, rt->be, &o->weights, &why);
     if (o->measured)
         weights =
             fit_memory(&o->weights) + fit_mapped(&o->weights) + o->more_bytes + o->small_bytes;
@@ -399,15 +517,30 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
     struct backend_options *device = &o->device;
     o->opt = opt;
     o->trained = c.context;
+    offload_free(&o->offload);
+    if (opt->gpu_layers > 0 && opt->gpu_layers < c.n_layers) {
+        outline_free(&outline);
+        return error_set(
+            err,
+            "-ngl %d: a layer is not divided between GPU and CPU as a whole (the model "
+            "has %d layers; -ngl 0 is --device cpu); --n-cpu-moe leaves the experts of "
+            "layers to the CPU",
+            opt->gpu_layers, c.n_layers);
+    }
     bool ok = measure_small(rt, opt, o, err);
     size.bytes += o->small_bytes;
-    ok = ok && choose_device(rt, opt, &c, net, &size, device, err);
+    ok = ok && choose_device(rt, &c, &outline, &size, size.bytes - own, o, err);
     if (ok && o->small_bytes && !draft_open_shares(opt, device->device)) {
         size.bytes -= o->small_bytes;
         o->small_bytes = 0;
     }
     if (ok && device_kind(device->device) == DEVICE_GPU)
         ok = open_gpu(rt, opt, net, device, err);
+    if (ok && device_kind(device->device) != DEVICE_GPU) { /* nothing is beside a GPU */
+        offload_free(&o->offload);
+        device->host_experts = false;
+        device->expert_memory = opt->backend.expert_memory;
+    }
     if (ok && device_kind(device->device) == DEVICE_GPU)
         ok = choose_images(rt, opt, &size, err);
     if (ok && device_kind(device->device) != DEVICE_GPU) {
@@ -494,12 +627,12 @@ static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_lim
     struct comm *comm = rt->be->comm;
     struct runtime_options fit = *o->opt;
     size_t share = comm && comm->n_on_device > 1 ? (size_t)comm->n_on_device : 1;
-    size_t free = device_room(o->device.device, gpu_share(o->opt)) / share;
+    size_t free = gpu_room(rt, o->opt, o->device.device) / share;
     int64_t seqs = gpu_sequences(&fit, c, net, free);
     if (!take_minimum(comm, &seqs, 1, err))
         return false;
     fit.max_seqs_gpu = (int)seqs;
-    free = device_room(o->device.device, gpu_share(o->opt)) / share;
+    free = gpu_room(rt, o->opt, o->device.device) / share;
     bool ok = gpu_cache(&fit, c, net, free, lim, cache, &rt->notice, err);
     int64_t least[] = {cache->tokens, cache->n_states, cache->context};
     if (!agree(comm, ok, err) || !take_minimum(comm, least, 3, err))
@@ -512,11 +645,13 @@ static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_lim
 static bool load(struct runtime *rt, const struct opening *o, int *lora_rank, struct error *err)
 {
     const struct runtime_options *opt = o->opt;
+    struct model_shard shard = rt->shard;
     struct config *own = mem_zalloc(1, sizeof *own);
+    shard.n_host = o->offload.n_host;
     if (config_load(rt->file, own, err)) {
         choose_parts(rt, opt, own);
-        rt->model = model_load_config(rt->file, rt->be, own, rt->shard.cut ? &rt->shard : NULL,
-                                      opt->progress, err);
+        rt->model = model_load_config(
+            rt->file, rt->be, own, shard.cut || shard.n_host ? &shard : NULL, opt->progress, err);
     }
     mem_free(own);
     if (!rt->model)
@@ -525,7 +660,8 @@ static bool load(struct runtime *rt, const struct opening *o, int *lora_rank, st
     if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
-    if (rt->be->ops->tier && o->device.expert_memory && !rt->be->ops->tier->settle(rt->be, err))
+    if (rt->be->ops->tier && (o->device.expert_memory || o->device.host_experts) &&
+        !rt->be->ops->tier->settle(rt->be, err))
         return error_prefix(err, "%s", rt->file->path);
     return load_adapters(rt, opt, lora_rank, err);
 }
@@ -617,6 +753,15 @@ static bool open_eagle(struct runtime *rt, const struct runtime_options *opt, st
     return rt->eagle || error_prefix(err, "--draft-model");
 }
 
+/* Bytes of host memory that weights take. */
+static size_t host_weights(const struct runtime *rt, const struct opening *o)
+{
+    size_t most = o->device.expert_memory;
+    if (rt->be->own_memory)
+        return most && most < o->offload.host ? most : o->offload.host;
+    return o->measured && most ? fit_memory(&o->weights) + o->more_bytes : rt->model->bytes;
+}
+
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
@@ -628,15 +773,15 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
     if (!open_eagle(rt, opt, err) || (opt->draft_model && !rt->eagle && !match_small(rt, opt, err)))
         return false;
-    if (!prepare(rt, opt, &without, &o, err))
+    if (!prepare(rt, opt, &without, &o, err)) {
+        offload_free(&o.offload);
         return false;
+    }
     bool ok = workers_wait() ? workers_open(rt, path, &o, err) : runtime_build(rt, &o, err);
-    if (!ok)
-        return false;
-    rt->weight_memory = rt->be->own_memory ? 0 : rt->model->bytes;
-    if (o.measured && o.device.expert_memory)
-        rt->weight_memory = fit_memory(&o.weights) + o.more_bytes;
-    return true;
+    if (ok)
+        rt->weight_memory = host_weights(rt, &o);
+    offload_free(&o.offload);
+    return ok;
 }
 
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt, struct error *err)
@@ -660,10 +805,16 @@ static bool plan_gpu(struct runtime *rt, const struct config *c, const struct ou
                      struct opening *o, struct error *err)
 {
     struct runtime_options fit = *o->opt;
-    size_t free = device_room(o->device.device, gpu_share(o->opt)), weights;
-    if (!fit_weights(rt->file, c, outline, rt->be, &o->weights, err))
+    size_t free = gpu_room(rt, o->opt, o->device.device), weights;
+    if (!fit_weights(rt->file, c, outline, o->device.device, rt->be, &o->weights, err))
         return false;
     o->measured = true;
+    if (o->offload.n_host) {
+        size_t most = o->device.expert_memory;
+        o->weights.memory[FIT_EXPERTS] = o->offload.device;
+        o->weights.host = most && most < o->offload.host ? most : o->offload.host;
+        o->weights.mapped[FIT_EXPERTS] = o->offload.host - o->weights.host;
+    }
     weights = fit_memory(&o->weights) + o->more_bytes + o->small_bytes;
     size_t left = free > weights ? free - weights : 0;
     fit.max_seqs_gpu = (int)gpu_sequences(&fit, c, &outline->net, left);
@@ -741,6 +892,7 @@ bool runtime_plan(struct tensorfile *f, const struct runtime_options *opt, struc
     tensorfile_close(rt->mmproj);
     eagle_close(rt->eagle);
     mem_free(c);
+    offload_free(&o->offload);
     mem_free(o);
     mem_free(rt);
     return ok;

@@ -11,6 +11,7 @@
 #include "engine/draft_count.h"
 #include "engine/draft_vocab.h"
 #include "engine/fit.h"
+#include "engine/offload.h"
 #include "engine/step.h"
 #include "text/tokenizer/tokenizer.h"
 #include "vision/encoder.h"
@@ -19,12 +20,15 @@ enum { DRAFT_AUTO = -1, DRAFT_MOST = 8 };
 
 struct runtime_options {
     struct backend_options backend;
-    int context;               /* tokens per sequence; 0 = the model's own, or as many as fit */
-    int kv_tokens;             /* tokens in the whole pool; 0 = max_seqs x context */
-    size_t kv_bytes;           /* ... but no more than this; 0 = no bound */
-    size_t state_bytes;        /* for checkpoints of recurrent states; 0 = automatic */
-    bool kv_bytes_host;        /* kv_bytes bounds the host's memory only; a GPU uses its own */
-    float gpu_memory;          /* fraction of a GPU's memory that may be used; 0 = 0.9 */
+    int context;                 /* tokens per sequence; 0 = the model's own, or as many as fit */
+    int kv_tokens;               /* tokens in the whole pool; 0 = max_seqs x context */
+    size_t kv_bytes;             /* ... but no more than this; 0 = no bound */
+    size_t state_bytes;          /* for checkpoints of recurrent states; 0 = automatic */
+    bool kv_bytes_host;          /* kv_bytes bounds the host's memory only; a GPU uses its own */
+    float gpu_memory;            /* fraction of a GPU's memory that may be used; 0 = 0.9 */
+    size_t gpu_limit;            /* bytes of it that may be used at most; 0 = no limit */
+    struct offload_wish offload; /* experts that stay in host memory beside a GPU */
+    int gpu_layers; /* llama.cpp's -ngl: all of the model's layers, or an error; 0 = not given */
     enum dtype k_type, v_type; /* of the cache; DT_NONE = F16 */
     int page_len;              /* 0 = KVCACHE_PAGE */
     int max_seqs;              /* 0 = 1 */
@@ -75,6 +79,7 @@ struct runtime {
     unsigned draft_from; /* 1 << draft_source of those in use */
     int draft_fixed;     /* draft tokens per step and sequence; 0 = as many as pay */
     char gpu[32];        /* the device's name, if this machine's processes take its GPUs in turn */
+    size_t gpu_before;   /* the GPU's free memory before this model was opened */
     struct model_shard
         shard; /* this process's shard of the network; cut NULL = the whole network */
     int64_t load_ns;

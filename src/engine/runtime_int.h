@@ -2,6 +2,7 @@
 #ifndef STEEL_ENGINE_RUNTIME_INT_H
 #define STEEL_ENGINE_RUNTIME_INT_H
 
+#include "engine/offload.h"
 #include "engine/sizing.h"
 
 /* Decisions made before loading. On a GPU limits and cache are decided after loading. */
@@ -12,11 +13,12 @@ struct opening {
     struct cache_size cache;
     struct cache_room room;
     struct fit_weights weights;
-    bool measured;      /* weights is known */
-    size_t step;        /* bytes of working memory */
-    size_t more_bytes;  /* weights beside the model's own: adapters and the image tower */
-    size_t small_bytes; /* of the draft model, on this device */
-    int trained;        /* the model's own context */
+    bool measured;          /* weights is known */
+    size_t step;            /* bytes of working memory */
+    size_t more_bytes;      /* weights beside the model's own: adapters and the image tower */
+    size_t small_bytes;     /* of the draft model, on this device */
+    int trained;            /* the model's own context */
+    struct offload offload; /* n_host NULL: all experts are on the device */
 };
 
 /* Loads the model and makes its cache and stepper, on the device that is open (rt->be). */

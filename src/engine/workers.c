@@ -39,7 +39,7 @@ static struct ranks *ranks_of(const struct runtime *rt)
 /* In every process, once the device is open. */
 static bool join(struct runtime *rt, struct ranks *r, struct join_shape shape, struct error *err)
 {
-    rt->shard = (struct model_shard){split_for, r};
+    rt->shard = (struct model_shard){.cut = split_for, .arg = r};
     return join_ranks(r, shape, rt->be, rt->file, err);
 }
 

@@ -38,11 +38,13 @@ struct progress {
 };
 
 /* Decides which part of the network this process keeps, where several share it (dist/): makes the network smaller
- * and sets the cut of each spec. NULL: all of it. */
+ * and sets the cut of each spec. NULL: all of it. And which experts its device leaves in host memory. */
 struct model_shard {
     bool (*cut)(void *arg, const struct tensorfile *f, const struct config *c, struct network *net,
                 struct tensor_spec *specs, int n_specs, struct error *err);
     void *arg;
+    const int
+        *n_host; /* (layers of the network) the last experts of each (rawweight.h); NULL = none */
 };
 
 /* Parts to load: everything text generation needs; all but the head, for embeddings (encoders have

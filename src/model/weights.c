@@ -24,6 +24,7 @@ struct weight_loader {
     const struct config *c; /* of f */
     struct model *m;
     const struct progress *progress;
+    const int *n_host;  /* of model_shard */
     size_t done, total; /* bytes */
     struct error *err;
     /* The weight under construction: heap blocks that its raw segments point into. */
@@ -723,6 +724,9 @@ static bool load_weight(struct weight_loader *l, const struct tensor_spec *spec)
     if (ok && spec->cut)
         ok = cut_weight(&w, spec->cut, block_for, l, l->err) ||
              error_prefix(l->err, "%s: weights of layer %d", l->f->path, spec->layer);
+    bool experts = spec->role == WEIGHT_EXPERTS || spec->role == WEIGHT_EXPERTS_SHARED;
+    if (l->n_host && experts && w.n_expert > 1)
+        w.n_host = l->n_host[spec->net_layer];
     return finish(l, &w, spec, ok);
 }
 
@@ -765,7 +769,8 @@ static bool build(struct model *m, const struct tensorfile *f, const struct mode
 {
     if (!describe(f, &m->config, m->be, &m->net, &m->specs, &m->n_specs, err))
         return false;
-    if (shard && !shard->cut(shard->arg, f, &m->config, &m->net, m->specs, m->n_specs, err))
+    if (shard && shard->cut &&
+        !shard->cut(shard->arg, f, &m->config, &m->net, m->specs, m->n_specs, err))
         return error_prefix(err, "%s", f->path);
     struct error why = {0};
     return m->be->ops->supports(m->be, &m->net, &why) || error_set(err, "%s: %s", f->path, why.msg);
@@ -816,6 +821,7 @@ struct model *model_load_config(const struct tensorfile *f, struct backend *be,
     struct weight_loader l = {
         .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
     l.total += c->eagle ? tensorfile_bytes(c->eagle->file) : 0;
+    l.n_host = shard ? shard->n_host : NULL;
     for (int i = 0; ok && i < m->n_specs; i++) {
         const struct tensor_spec *spec = &m->specs[i];
         l.f = f;

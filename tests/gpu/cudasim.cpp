@@ -10,7 +10,9 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <link.h>
+#include <malloc.h>
 #include <map>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -86,6 +88,12 @@ void sim_pause()
 {
     static const unsigned open = 0;
     wait_gate(&open, 1);
+}
+
+void sim_wait_for_host()
+{
+    sched_yield();
+    sim_pause();
 }
 
 static void finish_thread()
@@ -594,6 +602,9 @@ void sim_named_barrier_sync(int id, int threads)
 
 /* The runtime */
 
+static const size_t MEMORY = (size_t)1 << 32;
+static std::atomic<size_t> device_bytes; /* allocated of it */
+
 struct sim_graph {
     std::vector<std::function<void()>> nodes;
 };
@@ -773,7 +784,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     const char *sms = getenv("SIM_SMS");
     p->multiProcessorCount = sms ? atoi(sms) : 4;
     p->l2CacheSize = 1 << 20;
-    p->totalGlobalMem = (size_t)1 << 32;
+    p->totalGlobalMem = MEMORY;
     const char *limit = getenv("SIM_SHARED"); /* simulates a GPU with less shared memory */
     p->sharedMemPerBlockOptin = limit ? (size_t)atoi(limit) : MAX_SHARED;
     p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
@@ -782,7 +793,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
 {
     MAY_FAIL(SIM_DEVICE);
-    *free = *total = (size_t)1 << 32;
+    *total = MEMORY;
+    *free = MEMORY - device_bytes;
     return 0;
 }
 static cudaError_t allocate(void **p, size_t bytes)
@@ -798,10 +810,15 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     *p = NULL;
     MAY_FAIL(SIM_ALLOC);
-    return allocate(p, bytes);
+    cudaError_t e = allocate(p, bytes);
+    if (*p)
+        device_bytes += malloc_usable_size(*p);
+    return e;
 }
 cudaError_t cudaFree(void *p)
 {
+    if (p)
+        device_bytes -= malloc_usable_size(p);
     free(p); /* also if it fails: what a lost device held is gone */
     return device_lost ? last_error = cudaErrorUnknown : cudaSuccess;
 }

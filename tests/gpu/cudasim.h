@@ -210,7 +210,8 @@ void sim_bar_init(uint64_t *bar, int count);
 void sim_bar_arrive(uint64_t *bar, int bytes);
 void sim_bar_copy(uint64_t *bar, void *dst, const void *src, int bytes);
 void sim_bar_wait(uint64_t *bar, int parity);
-void sim_pause(); /* lets the other threads of the block run */
+void sim_wait_for_host(); /* lets a thread of the host run */
+void sim_pause();         /* lets the other threads of the block run */
 void sim_named_barrier_sync(int id, int threads);
 void sim_named_barrier_arrive(int id, int threads);
 

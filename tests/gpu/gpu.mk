@@ -42,3 +42,4 @@ test-sim: $(B)/sim/test_ops $(B)/sim/steel $(B)/sim/libnccl.so.2 $(B)/sim/test_c
 	STEEL_TEST_DEVICE=cuda $(B)/sim/test_canary
 	STEEL_TEST_DEVICE=cuda $(B)/sim/test_vision
 	python3 tests/gpu/ranks_sim.py $(B)
+	python3 tests/gpu/offload_sim.py $(B)

@@ -59,10 +59,12 @@ struct dims base_dims(void)
     };
 }
 
-static struct backend *open_named(struct error *err)
+static struct backend *open_named(bool host_experts, struct error *err)
 {
-    struct backend_options opt = {.device = backend_name, .threads = 2};
+    struct backend_options opt = {
+        .device = backend_name, .threads = 2, .host_experts = host_experts};
 #ifdef STEEL_CUDA_SIM
+    opt.host = host_experts ? backend_open_ref() : NULL;
     return cuda_device.open(&opt, err);
 #else
     return backend_open(&opt, err);
@@ -76,7 +78,7 @@ void duo_open(struct duo *d, const struct dims *s, int n_layers)
     d->s = *s;
     d->rows = s->b.max_tokens;
     d->be[REF] = backend_open_ref();
-    d->be[DEV] = open_named(&err);
+    d->be[DEV] = open_named(s->n_host > 0, &err);
     fail_if(!d->be[DEV], err.msg);
     if (d->be[DEV]->ops->picks && forced)
         d->be[DEV]->ops->picks->force(d->be[DEV], forced);
@@ -114,6 +116,18 @@ bool duo_runs(struct duo *d, const char *group)
         return true;
     printf("skipped: %s: %s\n", group, err.msg);
     return false;
+}
+
+bool has_host_experts(const char *group)
+{
+    struct error err = {0};
+    struct backend *be = open_named(false, &err);
+    fail_if(!be, err.msg);
+    bool can = be->own_memory && be->ops->tier;
+    if (!can)
+        printf("skipped: %s: all experts are in this backend's memory\n", group);
+    be->ops->close(be);
+    return can;
 }
 
 void duo_prepare(struct duo *d)
@@ -239,6 +253,7 @@ void weight_new(struct duo *d, struct duo_weight *w, enum weight_role role,
     random_weight_make(&host, spec, &rng);
     struct backend *dev = d->be[DEV];
     fail_if(!weight_give(d, &host.raw, role, &w->on[REF], &err), err.msg);
+    host.raw.n_host = spec->n_host;
     fail_if(!dev->ops->upload(dev, &host.raw, role, &w->on[DEV], &err), err.msg);
     random_weight_free(&host); /* transient: both must have copied */
 }
@@ -274,6 +289,7 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
                                .type = {down_type},
                                .group_len = 32};
     router.bias = up.bias = down.bias = s->other;
+    up.n_host = down.n_host = n_expert > 1 ? s->n_host : 0;
     if (own < n_expert && own > 1 && !s->other) { /* nobody may touch what nobody chooses */
         router.bias = true;
         router.low = s->first_own + 1;
@@ -298,6 +314,7 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
         struct random_spec gate = {
             .n_in = s->n_embd, .n_expert = 1, .n_seg = 1, .rows = {1}, .type = {DT_F32}};
         up.n_expert = down.n_expert = 1;
+        up.n_host = down.n_host = 0;
         weight_new(d, &m->shared_up, WEIGHT_LINEAR, &up);
         weight_new(d, &m->shared_down, WEIGHT_LINEAR, &down);
         weight_new(d, &m->gate, WEIGHT_LINEAR, &gate);

@@ -44,6 +44,7 @@ struct dims {
                    shared expert with a gate */
     bool fused; /* gate and up of mlps are one segment */
     int first_own, n_own; /* of all experts only these are here; n_own 0: all */
+    int n_host;           /* the last experts, which the host computes for the device */
     int n_levels;         /* of deepstack in given rows */
     unsigned heads;       /* what attention_case adds to plain heads: HEADS_ */
     struct bounds b;
@@ -101,6 +102,8 @@ struct dims base_dims(void);
 void duo_open(struct duo *d, const struct dims *s, int n_layers);
 /* Whether the backend under test runs the network; says so if not. */
 bool duo_runs(struct duo *d, const char *group);
+/* Whether the backend can leave experts to the host (options.h); says so if not. */
+bool has_host_experts(const char *group);
 void duo_prepare(struct duo *d); /* once the weights are there */
 void duo_close(struct duo *d);
 struct array array_random(struct duo *d, size_t n, float scale);
@@ -216,6 +219,9 @@ void test_lora(int part, int parts); /* lora.c */
 void test_parts(void);               /* parts.c */
 void test_ties(void);                /* picks.c */
 void test_spread(void);
+void test_given_experts(void);
+void test_host_experts(void);
+void test_host_forward(void);
 void test_picks(int part, int parts);
 
 #endif

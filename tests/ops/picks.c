@@ -6,6 +6,8 @@
  */
 #include "duo.h"
 
+#include "base/mem.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -110,6 +112,87 @@ void test_spread(void)
         printf("FAIL  every row had an expert here\n");
     }
     report("spread experts", before);
+}
+
+/* Experts that the host computes for a device with memory of its own: one, half, all but one, all. */
+void test_host_experts(void)
+{
+    static const int n_host[] = {8, 16, 1, 15};
+    static const int rows_of[] = {1, 3, 8, 20, 70, 300};
+    static const enum dtype types[] = {DT_Q4_K, DT_Q8_0, DT_MXFP4, DT_BF16};
+    int before = n_checks;
+    if (!wanted("host experts") || !has_host_experts("host experts"))
+        return;
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 4; k++) {
+            struct dims s = base_dims();
+            struct mlp_net n;
+            if (light && (i + k) % 2)
+                continue;
+            s.n_host = n_host[k];
+            s.other = (i + k) % 3 == 1;
+            s.norm_topk = i != 1;
+            mlp_open(&n, &s, s.n_expert, s.n_ff_exp, types[i], types[i], DT_F32, 300);
+            for (size_t j = 0; j < sizeof rows_of / sizeof *rows_of; j++)
+                if (!light || j < 5 - (size_t)i || (i == 0 && k == 0))
+                    mlp_check(&n, rows_of[j], 3.0f);
+            mlp_close(&n);
+        }
+    /* Experts from 128 on, of which rows have few or none on the host. */
+    struct dims s = base_dims();
+    s.n_expert = 200;
+    s.n_host = 20;
+    s.n_expert_used = 8;
+    mlp_case(&s, s.n_expert, 256, DT_Q4_K, DT_Q6_K, DT_F32, 5, 3.0f);
+    report("host experts", before);
+}
+
+/* expert_ops of a backend that can be another's host: rows with some of their experts, with none, and with all. */
+void test_given_experts(void)
+{
+    static const int rows_of[] = {1, 2, 9, 40, 300};
+    static const enum dtype types[][2] = {
+        {DT_Q4_K, DT_Q6_K}, {DT_Q8_0, DT_Q8_0}, {DT_BF16, DT_F16}, {DT_MXFP4, DT_MXFP4}};
+    int before = n_checks;
+    if (!wanted("given experts"))
+        return;
+    for (int i = 0; i < 4; i++) {
+        struct dims s = base_dims();
+        struct mlp_net n;
+        s.n_expert_used = 3;
+        mlp_open(&n, &s, s.n_expert, 256, types[i][0], types[i][1], DT_F32, 300);
+        struct backend *dev = n.d.be[DEV];
+        if (!dev->ops->experts) {
+            printf("skipped: given experts: %s is nobody's host\n", dev->ops->name);
+            mlp_close(&n);
+            return;
+        }
+        for (size_t j = 0; j < sizeof rows_of / sizeof *rows_of; j++) {
+            int rows = rows_of[j], uses = rows * s.n_expert_used;
+            size_t values = (size_t)(rows * s.n_embd);
+            int32_t *chosen = mem_zalloc((size_t)uses, sizeof *chosen);
+            float *weights = random_floats((size_t)uses, 1.0f), *x = random_floats(values, 3.0f);
+            float *y[SIDES];
+            for (int k = 0; k < uses; k++)
+                chosen[k] = k / s.n_expert_used % 3 == 1 ? -1
+                            : k % 4                      ? (int32_t)(random_u64(&rng) % 16)
+                                                         : -1;
+            EACH(side)
+            {
+                y[side] = random_floats(values, 100.0f); /* overwritten */
+                n.d.be[side]->ops->experts->run(n.d.be[side], &n.d.layers[side][0].mlp, chosen,
+                                                weights, s.n_expert_used, x, y[side], rows);
+            }
+            check_close("given experts", y[DEV], y[REF], values, 2 * product_tol);
+            EACH(side)
+            mem_free(y[side]);
+            mem_free(chosen);
+            mem_free(weights);
+            mem_free(x);
+        }
+        mlp_close(&n);
+    }
+    report("given experts", before);
 }
 
 /* Whether a row's formats, names with blanks between them, hold a type. "codes": what is repacked

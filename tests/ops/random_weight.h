@@ -25,6 +25,7 @@ struct random_spec {
     int same_experts; /* 1: all experts share their bytes (benchmarks) */
     int alike;        /* rows repeat after so many of them; 0: they do not */
     int bad;          /* expert bad - 1 is all ones: NaNs in most formats; 0: none is */
+    int n_host;       /* experts that a device leaves in host memory */
     int low;          /* the bias of row low - 1 is -1e4: a router never chooses it; 0: none is */
     float nudge;      /* F32: each repeat is larger than the one before by so much of itself */
 };

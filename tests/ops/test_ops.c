@@ -894,18 +894,19 @@ static const struct group {
     void (*cut)(int part, int parts);
     int parts;
 } groups[] = {
-    {NULL, test_picks, 24},    {NULL, test_cache_types, 6}, {NULL, test_lora, 2},
-    {NULL, test_prompts, 4},   {NULL, test_decodes, 4},     {NULL, test_invariant, 9},
-    {test_linear, NULL, 1},    {test_shapes, NULL, 1},      {test_heads, NULL, 1},
-    {test_forward, NULL, 1},   {test_moe, NULL, 1},         {test_few_experts, NULL, 1},
-    {test_ties, NULL, 1},      {test_spread, NULL, 1},      {test_ffn, NULL, 1},
-    {test_parts, NULL, 1},     {test_encoders, NULL, 1},    {test_towers, NULL, 1},
-    {test_delta_net, NULL, 1}, {test_ssm, NULL, 1},         {test_short_conv, NULL, 1},
-    {test_row_conv, NULL, 1},  {test_latent, NULL, 1},      {test_sparse, NULL, 1},
-    {test_scan, NULL, 1},      {test_compressed, NULL, 1},  {test_segments, NULL, 1},
-    {test_batches, NULL, 1},   {test_routed, NULL, 1},      {test_drafts, NULL, 1},
-    {test_norm, NULL, 1},      {test_sampling, NULL, 1},    {test_embed, NULL, 1},
-    {test_supports, NULL, 1},
+    {NULL, test_picks, 24},        {NULL, test_cache_types, 6},  {NULL, test_lora, 2},
+    {NULL, test_prompts, 4},       {NULL, test_decodes, 4},      {NULL, test_invariant, 9},
+    {test_linear, NULL, 1},        {test_shapes, NULL, 1},       {test_heads, NULL, 1},
+    {test_forward, NULL, 1},       {test_moe, NULL, 1},          {test_few_experts, NULL, 1},
+    {test_ties, NULL, 1},          {test_spread, NULL, 1},       {test_ffn, NULL, 1},
+    {test_parts, NULL, 1},         {test_encoders, NULL, 1},     {test_towers, NULL, 1},
+    {test_delta_net, NULL, 1},     {test_ssm, NULL, 1},          {test_short_conv, NULL, 1},
+    {test_row_conv, NULL, 1},      {test_latent, NULL, 1},       {test_sparse, NULL, 1},
+    {test_scan, NULL, 1},          {test_compressed, NULL, 1},   {test_segments, NULL, 1},
+    {test_batches, NULL, 1},       {test_routed, NULL, 1},       {test_drafts, NULL, 1},
+    {test_norm, NULL, 1},          {test_sampling, NULL, 1},     {test_embed, NULL, 1},
+    {test_supports, NULL, 1},      {test_host_experts, NULL, 1}, {test_host_forward, NULL, 1},
+    {test_given_experts, NULL, 1},
 };
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 

@@ -933,6 +933,13 @@ static void cpu_tier_stats(struct backend *be, struct tier_stats *out)
         tier_stats(cpu_self(be)->tier, out);
 }
 
+static void cpu_experts_run(struct backend *be, const struct mlp *m, const int32_t *chosen,
+                            const float *weights, int used, const float *x, float *y, int rows)
+{
+    moe_run_given(cpu_self(be), m, chosen, weights, used, x, y, rows);
+}
+
+static const struct expert_ops cpu_experts = {.run = cpu_experts_run};
 static const struct tier_ops cpu_tier = {.settle = cpu_tier_settle, .stats = cpu_tier_stats};
 static const struct plan_ops cpu_plan = {.weight_bytes = cpu_weight_bytes,
                                          .step_bytes = cpu_step_bytes};
@@ -967,6 +974,7 @@ static const struct backend_ops cpu_ops = {
     .picks = &cpu_picks,
     .plan = &cpu_plan,
     .tier = &cpu_tier,
+    .experts = &cpu_experts,
 };
 
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err)

@@ -193,6 +193,9 @@ void moe_clear(struct cpu_backend *cb);
 /* y = the weighted sum of l's experts over rows of x. The router reads router_x, which may differ from x. */
 void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *router_x, const float *x,
              float *y, int rows);
+/* y (rows, down's rows) = the weighted sum of the experts chosen (rows, used), -1 = none, with these weights. */
+void moe_run_given(struct cpu_backend *cb, const struct mlp *l, const int32_t *chosen,
+                   const float *weights, int used, const float *x, float *y, int rows);
 /* With a tier: remembers which experts layer `next` would choose for x (rows, E), the stream before this layer's mlp. They
  * are read while this layer computes. Does nothing for many rows. */
 void moe_look_ahead(struct cpu_backend *cb, const struct mlp *next, const float *x, int rows);

@@ -671,3 +671,63 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *router_x,
         p->ns[p->phase][STAGE_EXPERTS] += (double)(clock_ns() - j.routed);
     }
 }
+
+/* Experts that another backend's router chose */
+
+static struct pool_work given_input(void *arg)
+{
+    const struct moe_job *j = arg;
+    return (struct pool_work){j->in.x.h ? 0 : j->in.n_pieces, POOL_EVEN};
+}
+
+static void given_convert(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct moe_job *j = arg;
+    gemm_convert(j->cb, &j->in, first, last);
+}
+
+void moe_run_given(struct cpu_backend *cb, const struct mlp *l, const int32_t *chosen,
+                   const float *weights, int used, const float *x, float *y, int rows)
+{
+    static const struct pool_phase phases[] = {{given_input, given_convert},
+                                               {expert_input, expert_convert},
+                                               {expert_hidden, expert_glu},
+                                               {expert_output, expert_down}};
+    struct moe_state *m = cb->gemm->moe;
+    const struct gemm_weight *gate_up = l->experts.gate_up->impl, *down = l->experts.down->impl;
+    int n = rows * used, pairs = 0;
+    if (rows == 0)
+        return;
+    CHECK(rows <= cb->bounds.max_tokens && used <= cb->max.n_expert_used, "%d experts of %d rows",
+          used, rows);
+    for (int i = 0; i < n; i++) {
+        m->chosen[i] = chosen[i];
+        m->weights[i] = weights[i];
+        pairs += chosen[i] >= 0;
+    }
+    int load = pairs / gate_up->n_expert;
+    gemm_start(cb->gemm);
+    struct moe_job j = {.cb = cb,
+                        .rule = &l->router,
+                        .experts = &l->experts,
+                        .n_here = gate_up->n_expert,
+                        .used = used,
+                        .gate_up = gate_up,
+                        .down = down,
+                        .in = gemm_takes_bf16(cb, gate_up, load)
+                                  ? gemm_source_ordered(cb, gate_up, x, m->slot_token, pairs)
+                                  : gemm_source(cb, gate_up, x, rows, false),
+                        .hidden = gemm_hidden(cb, down, gemm_takes_bf16(cb, down, load)),
+                        .y = y,
+                        .rows = rows};
+    gemm_count(cb, gate_up, load, j.in.x.h != NULL);
+    gemm_count(cb, down, load, j.hidden.h != NULL);
+    if (gate_up->tier || down->tier) {
+        enum { SORTING = 2 }; /* phases before the experts */
+        pool_phases(cb->pool, phases, SORTING, &j);
+        run_rounds(&j, phases + SORTING, 2);
+    } else {
+        pool_phases(cb->pool, phases, (int)(sizeof phases / sizeof *phases), &j);
+    }
+}

@@ -289,6 +289,10 @@ static void print_result(const struct runtime *rt, const struct bench_test *t,
                    experts.memory, (unsigned long long)experts.hits,
                    (unsigned long long)experts.misses, (unsigned long long)experts.ahead,
                    (unsigned long long)experts.bytes, experts.wait);
+        if (experts.on_host)
+            printf("\"experts_on_device\": %llu, \"experts_on_host\": %llu, \"host_s\": %.4f, ",
+                   (unsigned long long)experts.on_device, (unsigned long long)experts.on_host,
+                   experts.host_seconds);
         printf("\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
                "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
                "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "

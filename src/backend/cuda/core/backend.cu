@@ -7,6 +7,7 @@
 #include "backend/cuda/attn/index.h"
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/mixers/mixers.h"
+#include "backend/cuda/moe/offload.h"
 #include "backend/cuda/heads/mtp.h"
 #include "backend/cuda/vision/tower.h"
 
@@ -485,6 +486,17 @@ static void op_pick_shapes(struct backend *be, FILE *out)
     (void)be, (void)out;
 }
 
+static bool op_settle(struct backend *be, struct error *err)
+{
+    return offload_settle(cuda_self(be), err);
+}
+
+static void op_tier_stats(struct backend *be, struct tier_stats *out)
+{
+    offload_stats(cuda_self(be), out);
+}
+
+static const struct tier_ops tier = {op_settle, op_tier_stats};
 static const struct adapter_ops adapters = {lora_adapt, lora_unadapt};
 static const struct draft_ops draft = {mtp_keep, mtp_tap, mtp_join};
 static const struct tower_ops tower = {tower_merge, tower_features};
@@ -522,6 +534,7 @@ static struct backend_ops make_ops(void)
     o.tower = &tower;
     o.stream = &stream;
     o.picks = &picks;
+    o.tier = &tier;
     return o;
 }
 
@@ -534,9 +547,11 @@ static struct backend *open_device(const struct backend_options *opt, struct err
     whole->be.ops = &ops;
     whole->be.async = whole->be.records = true;
     whole->be.own_memory = true;
-    whole->be.invariance = INVARIANCE_CHOSEN;
+    whole->be.invariance =
+        opt->host ? INVARIANCE_NONE : INVARIANCE_CHOSEN; /* the host follows its own */
     whole->be.deterministic = opt->deterministic;
     cu->be = &whole->be;
+    offload_open(cu, opt->host, opt->host && opt->expert_memory);
     if (!cuda_open_device(cu, cuda_device_number(opt->device), opt->background, err)) {
         cuda_close(cu->be);
         return NULL;
@@ -545,5 +560,5 @@ static struct backend *open_device(const struct backend_options *opt, struct err
 }
 
 extern "C" const struct device_type cuda_device = {
-    "cuda", DEVICE_GPU, NULL,           open_device, cuda_count,
-    NULL,   cuda_room,  cuda_device_id, cuda_facts,  true};
+    "cuda", DEVICE_GPU,        NULL,           open_device, cuda_count, NULL, cuda_room,
+    true,   cuda_weight_bytes, cuda_device_id, cuda_facts,  true};

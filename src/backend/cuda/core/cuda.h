@@ -30,8 +30,10 @@ struct kv_layer;
 struct logit_edit;
 struct mlp;
 struct network;
+struct offload_layer;
 struct rope;
 struct sampler;
+struct weight;
 
 /*
  * Weights on the device are cut into tiles of 16 rows x 256 columns (padded with zeros): 16 rows
@@ -128,6 +130,9 @@ struct experts {
     int first;  /* rule.spread: index of the first expert on this rank */
     bool mixer; /* the weights of SparseMixer, by router_select */
     float jitter;
+    /* rule.spread: the host computes the experts that have no slot (moe/offload.h), of these rows; NULL = none */
+    const struct offload_layer *offload;
+    const float *offload_x; /* (rows, n_in) */
 };
 
 /* The device form behind struct weight.impl. */
@@ -137,6 +142,9 @@ struct cuda_weight {
     size_t bytes;
     bool room;   /* experts: there is space for one more after the last */
     bool joined; /* a router: its last expert is the shared one (join.cu) */
+    /* moe/offload.h; NULL: all experts are on the device */
+    struct weight *host;           /* the last experts, in the host's form */
+    struct offload_layer *offload; /* of gate and up, once prepared */
 };
 
 /* Offsets of the step's arrays within the block, in ints. Set by begin and part of recorded steps,

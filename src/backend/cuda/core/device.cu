@@ -5,6 +5,7 @@
 #include "backend/cuda/attn/attn_layer.h"
 #include "backend/cuda/attn/index.h"
 #include "backend/cuda/mixers/mixers.h"
+#include "backend/cuda/moe/offload.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -170,6 +171,7 @@ void cuda_close(struct backend *be)
     struct cuda_backend *cu = cuda_self(be);
     if (cu->failed)
         comm_close(cu); /* kernels in flight may be waiting for other processes in vain */
+    offload_close(cu);  /* likewise for the host */
     if (cu->stream)
         cudaStreamSynchronize(cu->stream);
     cuda_ring_free(cu);

@@ -605,6 +605,42 @@ DEVICE uint32_t load_acquire(const uint32_t *p)
 #endif
 }
 
+/* Words in pinned memory through which a kernel and a host thread wait for each other: writes before the store are
+ * visible to who loads its value. */
+DEVICE uint32_t load_from_host(const uint32_t *p)
+{
+#ifdef STEEL_CUDA_SIM
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+#else
+    uint32_t r;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
+    return r;
+#endif
+}
+DEVICE void store_for_host(uint32_t *p, uint32_t v)
+{
+#ifdef STEEL_CUDA_SIM
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+#else
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+#endif
+}
+/* Before one block of a kernel tells the host about writes of all of them. */
+DEVICE void fence_for_host()
+{
+#ifndef STEEL_CUDA_SIM
+    __threadfence_system();
+#endif
+}
+DEVICE void pause_for_host()
+{
+#ifdef STEEL_CUDA_SIM
+    sim_wait_for_host();
+#else
+    __nanosleep(100);
+#endif
+}
+
 /* *p += v in the L2. Integers, so the result does not depend on the order. */
 DEVICE void atomic_add_relaxed(uint64_t *p, uint64_t v)
 {

@@ -49,6 +49,13 @@ struct cuda_canary {
     int n_seqs[2];
 };
 
+/* moe/offload.cu: experts in host memory. */
+struct cuda_offload {
+    struct backend *host; /* NULL: nothing is offloaded */
+    bool reads;           /* it has tier_ops and expert_memory */
+    struct offload_worker *worker;
+};
+
 /* A struct backend of this kind. */
 struct cuda_whole {
     struct backend be;
@@ -58,6 +65,7 @@ struct cuda_whole {
     struct cuda_mtp mtp;
     struct cuda_tower tower;
     struct cuda_canary canary;
+    struct cuda_offload offload;
 };
 static inline struct cuda_backend *cuda_self(struct backend *be)
 {
@@ -106,6 +114,7 @@ void cuda_share_device(struct cuda_backend *cu);
 bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
                  struct weight *w, struct error *err);
 void cuda_release(struct backend *be, struct weight *w);
+size_t cuda_weight_bytes(const struct raw_weight *src, enum weight_role role); /* devices.h */
 
 /* backend.cu: starts a stream of `rows` rows in cu->act.stream */
 struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);

@@ -5,6 +5,7 @@
 #include "backend/cuda/attn/attn_layer.h"
 #include "backend/cuda/attn/index.h"
 #include "backend/cuda/mixers/mixers.h"
+#include "backend/cuda/moe/offload.h"
 #include "backend/cuda/heads/mtp.h"
 #include "backend/cuda/vision/tower.h"
 
@@ -164,7 +165,8 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     for (int i = 0; i < net->n_layers; i++)
         if (!mixer_supported(cu, net, i, err) || !mlp_supported(cu, net, i, err))
             return false;
-    return mtp_supported(net, err) && encoder_supported(net, err) && tower_supported(net, err);
+    return offload_supported(cu, net, err) && mtp_supported(net, err) &&
+           encoder_supported(net, err) && tower_supported(net, err);
 }
 
 /* The limits, after cuda_supports has checked the network. */
@@ -274,7 +276,7 @@ static bool alloc_optional(struct cuda_backend *cu, const struct network *net, s
         routes = routes || m->router.norm.kind;
         own = own || m->experts_in.kind;
         parallel = parallel || m->block.parallel || net->layers[i].mixer.block.parallel;
-        if (m->router.w && m->experts.gate_up->n_expert < m->router.w->n_out)
+        if (m->router.w && cuda_matrix(m->experts.gate_up)->n_expert < m->router.w->n_out)
             widen(&spread, (size_t)cuda_matrix(m->experts.gate_up)->n_expert);
     }
     size_t values = (size_t)net->embed.layers.width, n_ones = embd;
@@ -386,12 +388,13 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     cu->net = net;
     cu->shape = shape_of(net, &own);
     cu->rope.tables = ropes_of(net);
-    return lora_prepare(cu, &own, err) && apart_prepare(cu, net, &own, err) &&
-           alloc_steps(cu, err) && alloc_scratch(cu, err) && alloc_optional(cu, net, err) &&
-           delta_net_prepare(cu, &own, err) && ssm_prepare(cu, &own, err) &&
-           latent_prepare(cu, &own, err) && index_prepare(cu, &own, err) &&
-           encoder_prepare(cu, &own, err) && tower_prepare(cu, &own, err) &&
-           mtp_prepare(cu, net, &own, err) && canary_prepare(cu, &own, err);
+    return offload_prepare(cu, net, own.max_tokens, err) && lora_prepare(cu, &own, err) &&
+           apart_prepare(cu, net, &own, err) && alloc_steps(cu, err) && alloc_scratch(cu, err) &&
+           alloc_optional(cu, net, err) && delta_net_prepare(cu, &own, err) &&
+           ssm_prepare(cu, &own, err) && latent_prepare(cu, &own, err) &&
+           index_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
+           tower_prepare(cu, &own, err) && mtp_prepare(cu, net, &own, err) &&
+           canary_prepare(cu, &own, err);
 }
 
 /* Sums over processes may add in another order for another number of rows. With adapters the kernel of a product depends

@@ -5,6 +5,7 @@
  * with the cos and sin of the step's positions, and gather the rows that need logits.
  */
 #include "backend/cuda/mixers/mixers.h"
+#include "backend/cuda/moe/offload.h"
 #include "backend/cuda/heads/mtp.h"
 #include "backend/cuda/vision/tower.h"
 
@@ -241,6 +242,7 @@ void cuda_begin(struct backend *be, const struct batch *b)
     cuda_enter(cu);
     CHECK(cu->queue.n_begun - cu->queue.n_ended < 2, "two steps are under way");
     int turn = (int)(cu->queue.n_begun++ % 2);
+    offload_begin(cu);
     struct step_flight *f = &cu->queue.steps[turn];
     f->n_out = b->n_out;
     memset(f->chosen, 0, (size_t)b->n_out * sizeof *f->chosen);
@@ -424,6 +426,7 @@ bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
         cuda_launch_step(be);
     cu->queue.n_ended++;
     comm_wait(cu, f->done);
+    offload_end(cu);
     CUDA_TRY(cu, cudaGetLastError());
     read_marks(cu);
     canary_end(cu, turn);

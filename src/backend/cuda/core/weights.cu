@@ -5,6 +5,7 @@
  */
 #include "backend/cuda/core/host.h"
 #include "backend/cuda/core/pack.cuh"
+#include "backend/cuda/moe/offload.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -253,28 +254,23 @@ static bool any_perm(const struct raw_weight *w, const struct raw_seg *s)
     return false;
 }
 
-bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
-                 struct weight *w, struct error *err)
+/* The form of src's tiles, whose segments begin at offset[i] and whose bias begins at *bias_at. Returns its bytes. */
+static size_t lay_out(const struct raw_weight *src, enum weight_role role, struct raw_weight *raw,
+                      struct matrix *m, bool room, size_t *offset, size_t *bias_at)
 {
-    struct cuda_backend *cu = cuda_self(be);
-    if (!ring_open(cu, err))
-        return false;
-    struct raw_weight raw = *src;
-    struct cuda_weight *cw = (struct cuda_weight *)mem_zalloc(1, sizeof *cw);
-    struct matrix *m = &cw->m;
+    *raw = raw_weight_experts(src, 0, src->n_expert - src->n_host); /* the device's */
     m->n_in = src->n_in;
     m->n_out = src->n_out;
-    m->n_expert = src->n_expert;
+    m->n_expert = raw->n_expert;
     m->n_kt = ceil_div(src->n_in, TILE_K);
     m->n_seg = src->n_seg;
     m->set = SET_K;
-    cw->room = role == WEIGHT_EXPERTS_SHARED;
-    size_t total = 0, offset[MAX_SEGS] = {0}, places = (size_t)src->n_expert + cw->room;
+    size_t total = 0, places = (size_t)raw->n_expert + room;
     int row0 = 0;
     for (int i = 0; i < src->n_seg; i++) {
-        struct raw_seg *s = &raw.seg[i];
+        struct raw_seg *s = &raw->seg[i];
         struct seg *to = &m->seg[i];
-        if (!any_perm(src, s))
+        if (!any_perm(src, &src->seg[i]))
             s->perm = NULL;
         choose_kind(s, role == WEIGHT_ROUTER, to);
         to->row0 = row0;
@@ -293,9 +289,34 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
                                            : SET_ALL;
         m->set = set > m->set ? set : m->set;
     }
-    size_t bias_at = total, bias_bytes = (size_t)src->n_out * (size_t)src->n_expert * sizeof(float);
+    *bias_at = total;
     if (src->bias)
         total += align_up((size_t)src->n_out * places * sizeof(float), 256);
+    return total;
+}
+
+size_t cuda_weight_bytes(const struct raw_weight *src, enum weight_role role)
+{
+    struct raw_weight raw;
+    struct matrix m = {};
+    size_t offset[MAX_SEGS] = {0}, bias_at;
+    return lay_out(src, role, &raw, &m, role == WEIGHT_EXPERTS_SHARED && !src->n_host, offset,
+                   &bias_at);
+}
+
+bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                 struct weight *w, struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (!ring_open(cu, err))
+        return false;
+    struct raw_weight raw;
+    struct cuda_weight *cw = (struct cuda_weight *)mem_zalloc(1, sizeof *cw);
+    struct matrix *m = &cw->m;
+    size_t offset[MAX_SEGS] = {0}, bias_at;
+    cw->room = role == WEIGHT_EXPERTS_SHARED && !src->n_host;
+    size_t total = lay_out(src, role, &raw, m, cw->room, offset, &bias_at);
+    size_t bias_bytes = (size_t)src->n_out * (size_t)raw.n_expert * sizeof(float);
     uint8_t *data = (uint8_t *)be->ops->alloc(be, total, "a weight", err);
     if (!data) {
         mem_free(cw);
@@ -311,9 +332,10 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
         m->bias = (const float *)(data + bias_at);
         be->ops->copy_in(be, data + bias_at, src->bias, bias_bytes);
     }
-    *w = (struct weight){src->n_in, src->n_out, src->n_expert, src->bias != NULL, total, cw, true};
-    if (cu->failed) {
-        if (err)
+    bool owns = true, ok = !src->n_host || offload_upload(cu, src, cw, &owns, err);
+    *w = (struct weight){src->n_in, src->n_out, src->n_expert, src->bias != NULL, total, cw, owns};
+    if (cu->failed || !ok) {
+        if (err && ok)
             *err = cu->error;
         cuda_release(be, w);
         return false;
@@ -323,8 +345,10 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
 
 void cuda_release(struct backend *be, struct weight *w)
 {
+    struct cuda_backend *cu = cuda_self(be);
     struct cuda_weight *cw = (struct cuda_weight *)w->impl;
     if (cw) {
+        offload_release(cu, cw);
         be->ops->free(be, cw->data, cw->bytes);
         mem_free(cw);
     }

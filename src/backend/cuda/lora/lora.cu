@@ -120,8 +120,11 @@ static cudaError_t upload(void *to, const void *from, size_t bytes)
 void *lora_adapt(struct backend *be, const struct weight *w, const struct lora *l,
                  struct error *err)
 {
-    (void)w;
     struct cuda_backend *cu = cuda_self(be);
+    if (((const struct cuda_weight *)w->impl)->host) {
+        error_set(err, "adapters of experts that are in part in host memory are not supported");
+        return NULL;
+    }
     size_t head = align_up((size_t)l->n_expert * sizeof(struct lora_change), 16), fp16_len = 0;
     for (int e = 0; e < l->n_expert; e++)
         fp16_len += change_fp16_len(l, &l->of[e]);

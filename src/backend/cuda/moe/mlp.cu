@@ -8,6 +8,7 @@
  */
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/core/host.h"
+#include "backend/cuda/moe/offload.h"
 #include "backend/cuda/vision/tower.h"
 
 #include <math.h>
@@ -94,7 +95,8 @@ struct experts cuda_experts(const struct mlp *m)
     e.router = cuda_matrix(m->router.w);
     e.act = cuda_gating(&m->experts);
     e.rule = e.full = rule_of(m);
-    bool all = m->experts.gate_up->n_expert >= m->router.w->n_out;
+    e.offload = ((const struct cuda_weight *)m->experts.gate_up->impl)->offload;
+    bool all = m->experts.gate_up->n_expert >= m->router.w->n_out && !e.offload;
     e.give = !all || e.full.n_groups ||
              (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias) ||
              m->router.kind == ROUTER_SPARSE_MIXER;
@@ -113,6 +115,8 @@ struct experts cuda_experts(const struct mlp *m)
 
 bool cuda_is_plain(const struct mlp *m)
 {
+    if (m->router.w && ((const struct cuda_weight *)m->experts.gate_up->impl)->offload)
+        return false; /* the host needs the normed rows */
     return join_is_done(m) ||
            (!(m->router.w && m->dense.gate_up) && !m->router.norm.kind && !m->experts_in.kind);
 }
@@ -137,6 +141,29 @@ static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, c
     step_mark(cu);
     pick_go(cu, p, c);
     step_mark_end(cu, op == PICK_MOE ? STAGE_EXPERTS : STAGE_FFN);
+}
+
+/* Experts of which the host computes some, or all. */
+static void run_offloaded(struct cuda_backend *cu, struct pick_case *c, struct experts *e,
+                          const struct mlp *m)
+{
+    rows_to_floats(cu, c->x);
+    e->offload_x = c->x->floats;
+    if (e->offload->n_device) {
+        run(cu, PICK_MOE, c, m);
+    } else {
+        struct pick_case l = {};
+        l.rows = c->rows;
+        l.w = e->router;
+        l.in.x = (c->moe.router_x ? c->moe.router_x : c->x)->floats;
+        pick_run(cu, PICK_LOGITS, &l, STAGE_ROUTER);
+        router_select(cu, e, 1, c->rows);
+        c->stream->add = ADD_ROWS;
+        c->stream->d = c->y;
+    }
+    step_mark(cu);
+    offload_join(cu, e, c->y, c->rows);
+    step_mark_end(cu, STAGE_EXPERTS);
 }
 
 static void set_dense(struct pick_case *c, const struct mlp *m)
@@ -208,7 +235,10 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_
     }
     if (m->experts_in.kind && !floats) /* nothing is pending: only the norm */
         n = resid_norm(cu, r, cuda_gain(cu, &m->experts_in), true);
-    run(cu, PICK_MOE, &c, m);
+    if (e.offload)
+        run_offloaded(cu, &c, &e, m);
+    else
+        run(cu, PICK_MOE, &c, m);
     epilogue->norm = cuda_gain(cu, &m->experts_out);
 }
 

@@ -12,6 +12,7 @@
  * Limit: latency for few rows (H200: norm and logits 3 us), bytes for many.
  */
 #include "backend/cuda/core/rows.cuh"
+#include "backend/cuda/moe/offload.h"
 
 #include <math.h>
 
@@ -419,6 +420,11 @@ struct router_select_args {
     float *own;       /* OWN: (rows, n_own) output of the weights */
     int n_own, first; /* experts first .. first + n_own - 1 */
     float jitter;     /* MIXER */
+    const int32_t
+        *slot_of; /* OWN: of experts, in place of `first`, as the next three; or NULL: offload.h */
+    int32_t *chosen;
+    float *weights;
+    struct offload_sync *sync;
 };
 enum { SELECT_PER = MAX_EXPERTS / 32, SELECT_ROWS = 4 };
 
@@ -500,7 +506,25 @@ DEVICE int select_mixer(const struct route_rule &rule, float (&v)[SELECT_PER], f
     return chosen;
 }
 
-/* OWN: other processes hold the other experts (route_rule.spread). MIXER: SparseMixer. */
+/* The slot of lane k's expert. Those without one are written for the host. */
+DEVICE int select_slot(const struct router_select_args &p, int t, int used, int expert, float w)
+{
+    bool on = lane_id() < used;
+    int slot = on ? p.slot_of[expert] : 0;
+    uint32_t missed = __ballot_sync(FULL_WARP, on && slot < 0);
+    if (on) {
+        p.chosen[t * used + lane_id()] = slot < 0 ? -1 - slot : -1;
+        p.weights[t * used + lane_id()] = w;
+    }
+    if (lane_id() == 0) {
+        if (missed)
+            atomicAdd(&p.sync->missed, (uint32_t)__popc(missed));
+        atomic_add_relaxed(&p.sync->on_device, (uint64_t)(used - __popc(missed)));
+    }
+    return slot;
+}
+
+/* OWN: other processes, or the host, hold the other experts (route_rule.spread). MIXER: SparseMixer. */
 template <bool OWN, bool MIXER>
 static __global__ void __launch_bounds__(32 * SELECT_ROWS)
     router_select_kernel(const __grid_constant__ struct router_select_args p)
@@ -554,7 +578,7 @@ static __global__ void __launch_bounds__(32 * SELECT_ROWS)
     if (OWN) {
         row = p.own + (size_t)t * (size_t)p.n_own;
         n = p.n_own;
-        mine -= p.first;
+        mine = p.slot_of ? select_slot(p, t, plain.used, mine, w) : mine - p.first;
         on = on && mine >= 0 && mine < n - (p.rule.shared ? 1 : 0);
     }
 #pragma unroll
@@ -577,12 +601,19 @@ void router_select(struct cuda_backend *cu, const struct experts *e, int parts, 
     struct router_select_args p = {cu->routing.logits, parts,    rows,     rule, cu->routing.own,
                                    e->rule.n_expert,   e->first, e->jitter};
     bool own = e->rule.spread;
+    if (e->offload) {
+        p.slot_of = e->offload->slot_of;
+        p.chosen = e->offload->chosen;
+        p.weights = e->offload->weights;
+        p.sync = e->offload->sync;
+    }
     cuda_launch(cu,
                 e->mixer
                     ? (own ? router_select_kernel<true, true> : router_select_kernel<false, true>)
                 : own ? router_select_kernel<true, false>
                       : router_select_kernel<false, false>,
                 dim3((unsigned)ceil_div(rows, SELECT_ROWS)), 32 * SELECT_ROWS, 0, LAUNCH_EARLY, p);
+    offload_send(cu, e, rows);
 }
 
 enum { ROUTER_ROWS = 64, ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };

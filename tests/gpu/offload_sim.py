@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Experts in host memory beside a simulated GPU (make test-sim): golden families and synthetic mixtures whose experts are divided at random
+between GPU, RAM and file match the same model wholly on the GPU, as prompts and as decodes. A limit of the GPU's memory divides them by
+itself; what cannot be is refused by name; a file that is cut while its experts are read is an error.
+`offload_sim.py BUILD STEEL` does the same with another program, on a real GPU. OFFLOAD_FAMILIES=name,...: these only."""
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from gguf_tools import mean_kl, read_logits  # noqa: E402
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+STEEL = sys.argv[2] if len(sys.argv) > 2 else os.path.join(BUILD, "sim", "steel")
+WORK = tempfile.TemporaryDirectory(prefix="steel-offload-")
+GOLDEN = "tests/golden"
+# Rounding alone: the GPU's products read fp16, the CPU's 8 bits with what they leave.
+LIMIT = 1e-5
+IDS = os.path.join(WORK.name, "ids")
+with open(IDS, "wb") as f:
+    f.write(struct.pack("<2i24i", 24, 0, *(i * 7 % 90 + 1 for i in range(24))))
+
+
+def steel(*args, code=0, file=None):
+    r = subprocess.run([STEEL, *args], env=dict(os.environ, STEEL_CONFIG=""), capture_output=True, text=True, timeout=900)
+    assert r.returncode == code, (args, r.returncode, r.stderr)
+    return r
+
+
+def logits(path, ids, *args):
+    out = os.path.join(WORK.name, "logits")
+    err = steel("logits", path, "--ids", ids, "-o", out, "--device", "cuda", "-t", "2", "--kv-type", "f32", *args).stderr
+    return read_logits(out), err
+
+
+def plan(path, *args):
+    return json.loads(steel("plan", path, "--json", "--no-probe", "--device", "cuda", "-c", "256", "-np", "1", *args).stdout)["here"]
+
+
+def experts(path, *args):
+    return next(p for p in plan(path, *args)["parts"] if p["part"] == "experts")
+
+
+def divided(path):
+    """--gpu-memory with which the experts of the first layer, and some of the second, are in host memory."""
+    one = os.path.join(WORK.name, "one")
+    with open(one, "wb") as f:
+        f.write(struct.pack("<3i", 1, 0, 1))
+    low, high = 1 << 28, 1 << 31
+    while True:
+        mid = (low + high) // 2
+        r = subprocess.run([STEEL, "logits", path, "--ids", one, "-o", os.devnull, "--device", "cuda", "--kv-type", "f32", "-c", "256", "--gpu-memory", str(mid)],
+                           capture_output=True, text=True)
+        if "experts of 2 of 3 layers" in r.stderr and r.returncode == 0:
+            return ["--gpu-memory", str(mid), "-c", "256"]
+        assert high - low > 4096, r.stderr
+        low, high = (low, mid) if r.returncode == 0 and ("host memory" not in r.stderr or "experts of 1 of" in r.stderr) else (mid, high)
+
+
+def check(name, path, ids, args, whole):
+    got, err = logits(path, ids, *args)
+    kl = mean_kl(whole, got)
+    assert "in host memory" in err, (name, args, err)
+    assert kl < LIMIT, (name, args, kl)
+    print(f"{name} {' '.join(args)}: KL {kl:.1e}", flush=True)
+
+
+def test_families(rng):
+    named = os.environ.get("OFFLOAD_FAMILIES")
+    for family in named.split(",") if named else ["qwen3moe", "gpt_oss_mxfp4", "qwen3_next", "deepseek_v3", "glm4_moe", "mixtral", "minimax_m2"]:
+        path, ids = f"{GOLDEN}/{family}", f"{GOLDEN}/{family}/golden.bin"
+        whole, _ = logits(path, ids)
+        check(family, path, ids, ["--cpu-moe"], whole)
+        layer = rng.randrange(2)
+        check(family, path, ids, ["-ot", f"exps=CPU" if family in ("deepseek_v3", "glm4_moe") else f"blk\\.{layer}\\..*_exps=CPU", "--chunk", "1"], whole)
+
+
+def synthetic(quant):
+    path = os.path.join(WORK.name, f"{quant}.gguf")
+    subprocess.run([sys.executable, "bench/synth_gguf.py", path, "--shape", "tiny-moe", "--layers", "3", "--quant", quant], check=True, capture_output=True)
+    return path
+
+
+def test_tiers(rng):
+    """GPU and RAM, and the file as well."""
+    for quant in ("q4_k_m", "q8_0"):
+        path = synthetic(quant)
+        whole, _ = logits(path, IDS)
+        some, ram = divided(path), ["--expert-memory", str(experts(path)["memory"] // 4)]
+        for args in (some, [*some, *ram], ["--n-cpu-moe", str(rng.randrange(1, 4)), *ram, "--chunk", "1"]):
+            check(quant, path, IDS, args, whole)
+
+
+def test_plan():
+    """The table has every byte, wherever it is."""
+    path = synthetic("q8_0")
+    whole = experts(path)
+    for n in range(4):
+        part = experts(path, "--n-cpu-moe", str(n))
+        assert abs(part["memory"] - whole["memory"] * (3 - n) / 3) < 0.02 * whole["memory"], (n, part, whole)
+        assert abs(part["host"] - whole["memory"] * n / 3) < 0.03 * whole["memory"], (n, part, whole)
+        less = experts(path, "--n-cpu-moe", str(n), "--expert-memory", str(max(part["host"] // 2, 1))) if n else part
+        assert less["memory"] == part["memory"] and less["host"] + less["file"] == part["host"], (n, less, part)
+
+
+def test_refused():
+    path = synthetic("q4_k_m")
+    for args, why in ((["-ot", "attn_q=CPU"], "matches no experts"), (["-ot", "exps=CUDA0"], "expected REGEX=CPU"), (["-ngl", "2"], "-ngl 2: a layer is not divided"),
+                      (["--gpu-memory", "100M"], "needs"), (["--cpu-moe", "--no-repack"], "--no-repack")):
+        r = subprocess.run([STEEL, "logits", path, "--ids", IDS, "-o", os.devnull, "--device", "cuda", *args], capture_output=True, text=True)
+        assert r.returncode in (1, 2) and why in r.stderr, (args, r.stderr)
+    for model, why in ((f"{GOLDEN}/qwen3", "the model has no experts"), (f"{GOLDEN}/nemotron_h", "experts on projections"), ):
+        r = subprocess.run([STEEL, "logits", model, "--ids", f"{model}/golden.bin", "-o", os.devnull, "--device", "cuda", "--cpu-moe"], capture_output=True, text=True)
+        if model.endswith("nemotron_h") and r.returncode == 0:
+            continue  # this one has no projections
+        assert r.returncode == 1 and why in r.stderr, (model, r.stderr)
+
+
+def test_cut():
+    """The file is cut before its experts are read."""
+    path = os.path.join(WORK.name, "cut.gguf")
+    shutil.copy(synthetic("q8_0"), path)
+    size = os.path.getsize(path)
+    p = subprocess.Popen([STEEL, "run", path, "--raw", "-p", "x", "-n", "64", "--device", "cuda", "--cpu-moe", "--expert-memory", str(experts(path)["memory"] // 4)],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    p.stdout.read(1)  # it is loaded and has answered
+    os.truncate(path, size // 4)
+    _, err = p.communicate(timeout=900)
+    assert p.returncode in (0, 1), (p.returncode, err)
+    assert p.returncode == 0 or "experts cannot be read" in err or "truncated" in err, err
+    print(f"cut: exit {p.returncode}", flush=True)
+
+
+def main():
+    rng = random.Random(int(os.environ.get("SEED", "7")))
+    test_refused()
+    test_plan()
+    test_tiers(rng)
+    test_cut()
+    test_families(rng)
+
+
+main()
