@@ -259,7 +259,12 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
                                          .n_loras = f->loras.n};
     if (!cli_runtime_options(u, f, r))
         return false;
+    opt->device = r->backend.device;
     opt->expert_bytes = r->backend.expert_memory;
+    opt->gpu_bytes = r->gpu_limit;
+    opt->host_layers = r->offload.layers;
+    opt->host_tensors = r->offload.tensors;
+    opt->gpu_layers = r->gpu_layers;
     opt->draft = r->draft == 0 ? -1 : r->draft == DRAFT_AUTO ? 0 : r->draft;
     opt->draft_from = r->draft_from == 1u << DRAFT_TEXT    ? "text"
                       : r->draft_from == 1u << DRAFT_HEAD  ? "head"

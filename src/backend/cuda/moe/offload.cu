@@ -408,6 +408,7 @@ bool offload_prepare(struct cuda_backend *cu, const struct network *net, int max
 bool offload_settle(struct cuda_backend *cu, struct error *err)
 {
     const struct cuda_offload *o = offload_of(cu);
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream)); /* uploads read the ring */
     cuda_ring_free(cu);
     return !o->reads || o->host->ops->tier->settle(o->host, err);
 }
