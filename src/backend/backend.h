@@ -142,7 +142,7 @@ struct tier_stats {
 };
 struct tier_ops {
     /* Divides expert_memory among the weights uploaded so far, and frees what only uploads need. Called once, after the uploads
-     * and before prepare(), if an option asks for a tier. False with err if the experts of one row do not fit. */
+     * and before prepare(): always with own_memory, else with expert_memory. False if the experts of one row do not fit. */
     bool (*settle)(struct backend *be, struct error *err);
     void (*stats)(struct backend *be, struct tier_stats *out); /* memory 0: no expert_memory */
 };

@@ -104,7 +104,8 @@ static bool choose_offload(struct runtime *rt, const struct config *c,
     bool wished = offload_is_wished(&opt->offload);
     struct network_max max;
     network_measure(&outline->net, &max);
-    bool may = max.n_expert && join_outlook(device, 0).processes == 1 && device_offloads(device);
+    bool may = max.n_expert && join_outlook(device, 0).processes == 1 && device_offloads(device) &&
+               !opt->backend.deterministic;
     if (f->room <= 1 || (!may && !wished))
         return true;
     if (!may)
@@ -112,7 +113,8 @@ static bool choose_offload(struct runtime *rt, const struct config *c,
                          !max.n_expert              ? "the model has no experts"
                          : !device_offloads(device) ? "this device does not share experts with the "
                                                       "CPU, --device cuda does"
-                                                    : "for one process, without ranks");
+                         : opt->backend.deterministic ? "not with --deterministic"
+                                                      : "for one process, without ranks");
     struct fit_weights w;
     if (!fit_weights(rt->file, c, outline, device, NULL, &w, err))
         return false;
@@ -129,7 +131,8 @@ static bool choose_offload(struct runtime *rt, const struct config *c,
     size_t experts = 0;
     for (int i = 0; i < outline->net.n_layers; i++)
         experts += layers[i].bytes;
-    size_t rest = f->weights - experts, beside = rest + (kv > f->kv ? kv : f->kv) + f->scratch;
+    size_t rest = f->weights - experts, margin = f->room / 64; /* what rounding takes */
+    size_t beside = rest + (kv > f->kv ? kv : f->kv) + f->scratch + margin;
     bool ok = offload_choose(layers, outline->net.n_layers, &opt->offload,
                              f->room > beside ? f->room - beside : 0, &o->offload, err);
     mem_free(layers);
@@ -660,7 +663,7 @@ static bool load(struct runtime *rt, const struct opening *o, int *lora_rank, st
     if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
-    if (rt->be->ops->tier && (o->device.expert_memory || o->device.host_experts) &&
+    if (rt->be->ops->tier && (o->device.expert_memory || rt->be->own_memory) &&
         !rt->be->ops->tier->settle(rt->be, err))
         return error_prefix(err, "%s", rt->file->path);
     return load_adapters(rt, opt, lora_rank, err);
