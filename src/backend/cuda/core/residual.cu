@@ -554,6 +554,9 @@ struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain ga
         resid_add_rows(cu, r);
     if (!resid_adds(r) && r->epilogue.sum.gain)
         resid_sum_norm(cu, r);
+    /* Fused, squares add in another order than in steps that keep or tap the sum. */
+    if (cu->exact && !resid_adds(r))
+        resid_plain(cu, r);
     resid_pending(r, &p);
     p.gain = gain.gain;
     p.eps = gain.eps;
