@@ -43,6 +43,16 @@ def write_tokenizer(out, size):
     json.dump({"eos_token_id": size - 1}, open(os.path.join(out, "generation_config.json"), "w"))
 
 
+def plain(src, out):
+    """A golden model as it is, with a tokenizer."""
+    os.makedirs(out, exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(os.path.join(src, name), out)
+    config = json.load(open(os.path.join(src, "config.json")))
+    text = config.get("text_config", config)
+    write_tokenizer(out, text.get("unpadded_vocab_size", text["vocab_size"]))
+
+
 def main(src, out, seed):
     rng = random.Random(seed)
     os.makedirs(out, exist_ok=True)
@@ -76,4 +86,7 @@ def main(src, out, seed):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1)
+    if sys.argv[3:] == ["plain"]:
+        plain(sys.argv[1], sys.argv[2])
+    else:
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1)

@@ -367,7 +367,7 @@ def test_other_version():
     with open("VERSION") as f:
         version = f.read().strip()
     other = version[:-1] + ("8" if version[-1] != "8" else "9")
-    steel = patched("steel", STEEL, b"\0" + version.encode() + b"\0", b"\0" + other.encode() + b"\0")
+    steel = patched("steel", STEEL, version.encode() + b"\0", other.encode() + b"\0")
     shutil.copy(os.path.join(BUILD, "steel-mpi.so"), WORK)
     differ(logits(), logits(steel=steel), "the programs differ", f'"steel {version} (', f'"steel {other} (')
 

@@ -777,11 +777,15 @@ static void put(struct http_exchange *x, const void *p, size_t n)
 }
 
 /* Sends at once what the socket takes, if nothing waits before it. The loop sends the rest: for it, a token would cost two
- * changes of its list of sockets and a wait besides. A broken socket is left to the loop. */
+ * changes of its list of sockets and a wait besides. A broken socket is left to the loop. More than DRAINED bytes are the
+ * loop's, too: whoever writes so much continues when `drained` is called. */
 static void put_now(struct http_exchange *x, struct iovec *parts, int n)
 {
     ssize_t sent = 0;
-    if (!x->http->tls && !x->failed && http_unsent(x) == 0)
+    size_t all = 0;
+    for (int i = 0; i < n; i++)
+        all += parts[i].iov_len;
+    if (!x->http->tls && !x->failed && all <= DRAINED && http_unsent(x) == 0)
         sent = os_send_parts(bufferevent_getfd(x->bev), parts, n);
     size_t skip = sent > 0 ? (size_t)sent : 0;
     for (int i = 0; i < n; i++) {
