@@ -6,6 +6,7 @@ itself; what cannot be is refused by name; a file that is cut while its experts 
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -19,7 +20,7 @@ BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = sys.argv[2] if len(sys.argv) > 2 else os.path.join(BUILD, "sim", "steel")
 WORK = tempfile.TemporaryDirectory(prefix="steel-offload-")
 GOLDEN = "tests/golden"
-# Rounding alone: the GPU's products read fp16, the CPU's 8 bits with what they leave.
+# Rounding alone: the two kinds of kernels round inputs differently.
 LIMIT = 1e-5
 IDS = os.path.join(WORK.name, "ids")
 with open(IDS, "wb") as f:
@@ -47,7 +48,7 @@ def experts(path, *args):
 
 
 def divided(path):
-    """--gpu-memory with which the experts of the first layer, and some of the second, are in host memory."""
+    """--gpu-memory with which the experts of some layers, and of one a part, are in host memory."""
     one = os.path.join(WORK.name, "one")
     with open(one, "wb") as f:
         f.write(struct.pack("<3i", 1, 0, 1))
@@ -56,17 +57,25 @@ def divided(path):
         mid = (low + high) // 2
         r = subprocess.run([STEEL, "logits", path, "--ids", one, "-o", os.devnull, "--device", "cuda", "--kv-type", "f32", "-c", "256", "--gpu-memory", str(mid)],
                            capture_output=True, text=True)
-        if "experts of 2 of 3 layers" in r.stderr and r.returncode == 0:
+        layers = re.search(r"experts of (\d+) of (\d+) layers", r.stderr)
+        if r.returncode == 0 and layers and layers.group(1) != layers.group(2):
             return ["--gpu-memory", str(mid), "-c", "256"]
         assert high - low > 4096, r.stderr
-        low, high = (low, mid) if r.returncode == 0 and ("host memory" not in r.stderr or "experts of 1 of" in r.stderr) else (mid, high)
+        low, high = (low, mid) if r.returncode == 0 and not layers else (mid, high)
 
 
-def check(name, path, ids, args, whole):
+def wholes(path, ids):
+    """On the GPU alone: all rows at once, and one by one. Near ties of routers are decided otherwise by rounding alone: no split can be nearer than these two are
+    to each other."""
+    both = [logits(path, ids, *chunk)[0] for chunk in ([], ["--chunk", "1"])]
+    return both, max(LIMIT, mean_kl(*both))
+
+
+def check(name, path, ids, args, whole, limit=LIMIT):
     got, err = logits(path, ids, *args)
-    kl = mean_kl(whole, got)
+    kl = mean_kl(whole["--chunk" in args], got)
     assert "in host memory" in err, (name, args, err)
-    assert kl < LIMIT, (name, args, kl)
+    assert kl <= limit, (name, args, kl, limit)
     print(f"{name} {' '.join(args)}: KL {kl:.1e}", flush=True)
 
 
@@ -74,26 +83,26 @@ def test_families(rng):
     named = os.environ.get("OFFLOAD_FAMILIES")
     for family in named.split(",") if named else ["qwen3moe", "gpt_oss_mxfp4", "qwen3_next", "deepseek_v3", "glm4_moe", "mixtral", "minimax_m2"]:
         path, ids = f"{GOLDEN}/{family}", f"{GOLDEN}/{family}/golden.bin"
-        whole, _ = logits(path, ids)
-        check(family, path, ids, ["--cpu-moe"], whole)
+        whole, limit = wholes(path, ids)
+        check(family, path, ids, ["--cpu-moe"], whole, limit)
         layer = rng.randrange(2)
-        check(family, path, ids, ["-ot", f"exps=CPU" if family in ("deepseek_v3", "glm4_moe") else f"blk\\.{layer}\\..*_exps=CPU", "--chunk", "1"], whole)
+        check(family, path, ids, ["-ot", "exps=CPU" if family in ("deepseek_v3", "glm4_moe") else f"blk\\.{layer}\\..*_exps=CPU", "--chunk", "1"], whole, limit)
 
 
-def synthetic(quant):
-    path = os.path.join(WORK.name, f"{quant}.gguf")
-    subprocess.run([sys.executable, "bench/synth_gguf.py", path, "--shape", "tiny-moe", "--layers", "3", "--quant", quant], check=True, capture_output=True)
+def synthetic(quant, layers=3):
+    path = os.path.join(WORK.name, f"{quant}-{layers}.gguf")
+    subprocess.run([sys.executable, "bench/synth_gguf.py", path, "--shape", "tiny-moe", "--layers", str(layers), "--quant", quant], check=True, capture_output=True)
     return path
 
 
 def test_tiers(rng):
     """GPU and RAM, and the file as well."""
     for quant in ("q4_k_m", "q8_0"):
-        path = synthetic(quant)
-        whole, _ = logits(path, IDS)
+        path = synthetic(quant, 10)  # more than the margin that the engine leaves
+        whole, limit = wholes(path, IDS)
         some, ram = divided(path), ["--expert-memory", str(experts(path)["memory"] // 4)]
-        for args in (some, [*some, *ram], ["--n-cpu-moe", str(rng.randrange(1, 4)), *ram, "--chunk", "1"]):
-            check(quant, path, IDS, args, whole)
+        for args in (some, [*some, *ram], ["--n-cpu-moe", str(rng.randrange(1, 10)), *ram, "--chunk", "1"]):
+            check(quant, path, IDS, args, whole, limit)
 
 
 def test_plan():
@@ -122,18 +131,19 @@ def test_refused():
 
 
 def test_cut():
-    """The file is cut before its experts are read."""
+    """The file is cut while its experts are read."""
     path = os.path.join(WORK.name, "cut.gguf")
     shutil.copy(synthetic("q8_0"), path)
-    size = os.path.getsize(path)
-    p = subprocess.Popen([STEEL, "run", path, "--raw", "-p", "x", "-n", "64", "--device", "cuda", "--cpu-moe", "--expert-memory", str(experts(path)["memory"] // 4)],
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    p.stdout.read(1)  # it is loaded and has answered
-    os.truncate(path, size // 4)
-    _, err = p.communicate(timeout=900)
-    assert p.returncode in (0, 1), (p.returncode, err)
-    assert p.returncode == 0 or "experts cannot be read" in err or "truncated" in err, err
-    print(f"cut: exit {p.returncode}", flush=True)
+    p = subprocess.Popen([STEEL, "bench", path, "--device", "cuda", "--skip-cost", "--no-warmup", "-p", "1", "-n", "3000", "-r", "1", "-c", "4096", "--cpu-moe",
+                          "--expert-memory", str(experts(path)["memory"] // 4)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = ""
+    while "pp1" not in line:  # the first test is done
+        line = p.stdout.readline()
+        assert line, p.communicate()
+    os.truncate(path, os.path.getsize(path) // 3)
+    out, err = p.communicate(timeout=900)
+    assert p.returncode == 1 and "truncated" in err and "tg" not in out, (p.returncode, out, err)
+    print("cut: an error", flush=True)
 
 
 def main():
