@@ -14,9 +14,9 @@ CPUS=${*:-max neoverse-n1 cortex-a53}
 # What the set of kernels changes: products, attention, mixers, packing and quantisers; whole models against golden logits;
 # images, adapters and drafts; the server and its clients.
 KERNELS="test_ops test_ops_suite test_attention test_golden test_invariance test_pick test_quant test_pack test_quantize
-    test_lora test_vision test_embed test_mtp test_together test_demo_logits test_server test_clients"
+    test_lora test_vision test_embed test_mtp test_demo_logits test_server test_clients"
 # What plain C computes, the same on all of them: the reference, engine and cache, text, files, protocols, commands.
-ONCE="test_ref test_draft test_draft_model test_pool test_mem test_sampler test_kvcache test_tensorfile test_layout test_image
+ONCE="test_ref test_draft test_draft_model test_together test_pool test_mem test_sampler test_kvcache test_tensorfile test_layout test_image
     test_tokenizer_parts test_grammar test_hostile test_canary test_scheduler test_api test_endpoints test_http
     test_completions test_responses test_template test_tokenize test_variants test_sampling_flags test_unigram"
 # Start themselves again, compile for or install on this machine, read files of Steel's own process, use MPI or a GPU, measure,
