@@ -139,7 +139,7 @@ bool topology_read(const char *root, const struct cpu_list *allowed, struct topo
     enum { SOCKETS = 64 };
     char text[8192];
     struct cpu_list online, cores = {0};
-    int sockets[SOCKETS];
+    int sockets[SOCKETS] = {0};
     *out = (struct topology){0};
     if (!read_text(text, sizeof text, root, CPUS "/online") || !cpu_list_parse(text, &online))
         return false;
