@@ -47,7 +47,7 @@ static void run_ops(struct model *m, const struct batch *b)
     struct backend *be = m->be;
     const struct network *net = &m->net;
     const struct head *head = b->from ? &net->mtp.head : &net->head;
-    static const struct norm as_is = {NORM_NONE};
+    static const struct norm as_is = {.kind = NORM_NONE};
     int depth = network_depth(net);
     bool taps = net->mtp.n_taps > 0;
     if (b->from)
