@@ -96,7 +96,7 @@ struct steel_engine_options {
     double ttft_ms;           /* target of an answer's first token, in ms; 0 = none */
     size_t
         gpu_bytes; /* of a GPU's memory at most; experts that do not fit stay in host memory. 0 = no limit */
-    int host_layers; /* the experts of the first so many layers stay in host memory; -1 = of all; 0 = those that do not fit */
+    int host_layers; /* number of layers, from the first, whose experts stay in host memory; -1 = all; 0 = only experts that do not fit */
     const char *
         host_tensors; /* and of layers with tensors of matching names: "REGEX=CPU,..."; NULL = none */
     int gpu_layers; /* as llama.cpp's n_gpu_layers: at least the model's layers, else an error; 0 = not given */

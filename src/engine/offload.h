@@ -22,7 +22,7 @@ struct expert_layer {
 
 /* What the user asked for. */
 struct offload_wish {
-    int layers; /* the experts of so many layers, from the first; -1 = of all; 0 = none */
+    int layers; /* number of layers, from the first, whose experts stay on the host; -1 = all; 0 = none */
     const char
         *tensors; /* "REGEX=CPU[,REGEX=CPU]" over names as blk.3.ffn_up_exps.weight; NULL = none */
 };
@@ -34,7 +34,7 @@ static inline bool offload_is_wished(const struct offload_wish *w)
 struct offload {
     int *n_host; /* (n_layers) a layer's experts in host memory; NULL = all are on the device */
     int n_layers, layers; /* layers: that have such experts, */
-    int of;               /* of so many with experts */
+    int of;               /* number of layers with experts */
     size_t device, host;  /* bytes of experts on the device, in host memory */
 };
 

@@ -164,7 +164,7 @@ struct net_builder {
     struct network *net;
     struct tensor_spec *specs; /* (n_specs) */
     int n_specs, cap;
-    int spare_ropes; /* build_ropes leaves room for so many more */
+    int spare_ropes; /* room that build_ropes leaves for further RoPE tables */
     int part;        /* which of a layer's parts is being built (model_family.parts) */
     struct error *err;
     bool failed; /* err says why */

@@ -262,7 +262,7 @@ struct spread_args {
 #define SAMPLE_TOKENS  1154
 #define SAMPLE_ROW     3202
 
-/* What a row's sampler asks for. Fractions are in units of 2^-32. */
+/* The sampler settings of a row. Fractions are in units of 2^-32. */
 struct row_sampler {
     uint draws, top_k, random, top_p; /* top_k, top_p: 0 = off */
     float temp, log_floor;            /* candidates: logits from the largest + log_floor on */
