@@ -21,7 +21,7 @@ struct mini {
     struct duo_mlp mlp[MAX_LAYERS];
     struct array an[MAX_LAYERS], fn[MAX_LAYERS], qn, kn, norm;
     bool drafts; /* set before mini_open: the last layer is an MTP block's */
-    int n_taps;  /* ... or an EAGLE-3 head's, which reads so many layers */
+    int n_taps;  /* ... or of an EAGLE-3 head: the number of layers it reads */
     bool norms_taps, norms_residual, own_tokens;
     struct duo_weight own_emb, own_head; /* the head's, of fewer outputs */
     struct array tn;                     /* (n_taps, E) */
