@@ -195,7 +195,7 @@ def from_the_command_line():
         assert got.returncode == 0 and got.stdout == want.stdout, (draft, got.stderr)
         assert int(re.search(r"drafted (\d+), accepted \d+", got.stderr).group(1)) > 0, got.stderr
     got = steel("bench", model, "-p", 0, "-n", 4, "-b", "1,3", "--draft", 2, "--skip-cost", "-r", 1)
-    assert got.returncode == 0 and len(re.findall(r"drafting 2, \d sequences?: a step takes", got.stdout)) == 2, got
+    assert got.returncode == 0 and len(re.findall(r"drafting [12], \d sequences?: a step takes", got.stdout)) == 4, got
     got = steel("bench", model, "-p", 0, "-n", 4, "--draft", 1, "--skip-cost", "-r", 1, "--json")
     assert "pays_above" in json.loads(got.stdout.splitlines()[-1]), got
 

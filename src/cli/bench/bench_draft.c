@@ -82,11 +82,10 @@ static bool fill(struct draft_run *d, int depth, struct error *err)
     return true;
 }
 
-static bool measure(struct draft_run *d, int depth, double ms[2], struct error *err)
+/* The time of a step without drafts, and with `draft` of them. */
+static bool measure(struct draft_run *d, int draft, double ms[2], struct error *err)
 {
-    int draft = d->rt->draft_fixed;
-    if (!fill(d, depth > 0 ? depth : 1, err))
-        return false;
+    ms[0] = ms[1] = 0;
     for (int i = -2; i < BENCH_DRAFT_STEPS; i++)
         for (int k = 0; k < 2; k++) {
             int64_t start = clock_ns();
@@ -96,6 +95,21 @@ static bool measure(struct draft_run *d, int depth, double ms[2], struct error *
                 ms[k] += (double)(clock_ns() - start) * 1e-6 / BENCH_DRAFT_STEPS;
         }
     return true;
+}
+
+static void print(int draft, int n_seqs, const double ms[2], bool json)
+{
+    double share = (ms[1] / ms[0] - 1) / draft, best = (1 + draft) * ms[0] / ms[1];
+    if (json)
+        printf("{\"test\": \"draft %d x%d\", \"step_ms\": %.4f, \"draft_step_ms\": %.4f, "
+               "\"pays_above\": %.4f, \"best\": %.4f}\n",
+               draft, n_seqs, ms[0], ms[1], share, best);
+    else
+        printf("drafting %d, %d sequence%s: a step takes %.2f ms, with drafts %.2f ms: drafting "
+               "pays if more than %.0f %% are accepted; if all are, generation is %.2f times as "
+               "fast\n",
+               draft, n_seqs, n_seqs == 1 ? "" : "s", ms[0], ms[1], 100 * share, best);
+    fflush(stdout);
 }
 
 bool bench_draft(struct runtime *rt, int n_seqs, int depth, bool json, struct error *err)
@@ -110,19 +124,13 @@ bool bench_draft(struct runtime *rt, int n_seqs, int depth, bool json, struct er
     greedy.temp = 0;
     greedy.repeat_penalty = 1;
     d.greedy = sampler_new(&greedy, rt->model->config.n_vocab);
-    double ms[2] = {0, 0};
-    bool ok = measure(&d, depth, ms, err);
-    double share = ok ? (ms[1] / ms[0] - 1) / rt->draft_fixed : 0;
-    double best = ok ? (1 + rt->draft_fixed) * ms[0] / ms[1] : 0;
-    if (ok && json)
-        printf("{\"test\": \"draft %d x%d\", \"step_ms\": %.4f, \"draft_step_ms\": %.4f, "
-               "\"pays_above\": %.4f, \"best\": %.4f}\n",
-               rt->draft_fixed, n_seqs, ms[0], ms[1], share, best);
-    else if (ok)
-        printf("drafting %d, %d sequence%s: a step takes %.2f ms, with drafts %.2f ms: drafting "
-               "pays if "
-               "more than %.0f %% are accepted; if all are, generation is %.2f times as fast\n",
-               rt->draft_fixed, n_seqs, n_seqs == 1 ? "" : "s", ms[0], ms[1], 100 * share, best);
+    double ms[2];
+    bool ok = fill(&d, depth > 0 ? depth : 1, err);
+    for (int draft = 1; ok && draft <= rt->draft_fixed; draft++) {
+        ok = measure(&d, draft, ms, err);
+        if (ok)
+            print(draft, n_seqs, ms, json);
+    }
     for (size_t i = 0; i < n; i++)
         kvcache_release(rt->kv, &d.seqs[i]);
     sampler_free(d.greedy);

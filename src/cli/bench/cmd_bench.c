@@ -416,7 +416,7 @@ static bool bench(const char *path, const struct bench_options *f, struct runtim
         int len = tests[i].depth + tests[i].n_prompt + tests[i].n_gen;
         len += f->picks ? BENCH_WARM_STEPS : 0;
         if (opt->draft) /* the steps of bench_draft */
-            len += 2 * BENCH_DRAFT_STEPS + 2 * DRAFT_MOST;
+            len += 2 * opt->draft * (BENCH_DRAFT_STEPS + 2) + DRAFT_MOST;
         need = len > need ? len : need;
         seqs = tests[i].n_seqs > seqs ? tests[i].n_seqs : seqs;
         int total = len * tests[i].n_seqs;
@@ -475,7 +475,7 @@ int cmd_bench(int argc, char **argv)
          "measure what each row of the kernel tables gains over the next that fits"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "print one JSON object per line"},
         {OPT_INT, 0, "draft", 0, &f.model.draft, 0, DRAFT_MOST, "N",
-         "also measure the cost of N draft tokens per step; with --replay: always N at most"},
+         "also measure the cost of 1 to N draft tokens per step; with --replay: always N at most"},
         {OPT_STRING, 0, "replay", 0, &f.replay, 0, 0, "FILE",
          "generate recorded texts instead, with and without drafts (bench/draft.py writes them)"},
         {OPT_FLOAT, 0, "accept", 0, &f.accept, 0, 1, "X",
