@@ -2,7 +2,7 @@
 """The tree is the pipeline: a folder of src/ includes only itself and folders before it, a shelf of text/ or server/ only itself and
 shelves before it, examples include only
 steel.h, and steel run generates through steel.h alone. Also: no file of src/ is without its opening comment, what only
-Linux has is in base/, vector instructions are in base/ and in kernels, and each kernel file for AVX2 has one for NEON."""
+Linux has is in base/, vector instructions and assembly are in base/ and in kernels, and each kernel file for AVX2 has one for NEON."""
 import glob
 import os
 import re
@@ -22,6 +22,7 @@ NOT_MACOS = re.compile(r'\b(?:accept4|pipe2|SOCK_(?:CLOEXEC|NONBLOCK)|MSG_NOSIGN
                        r'strchrnul|fdatasync|sigtimedwait|malloc_usable_size)\b')
 # Instructions of one architecture, and questions about the CPU.
 VECTORS = re.compile(r"\b(?:_mm\d*_\w+|__m(?:128|256|512)\w*|immintrin\.h|arm_neon\.h|v[a-z]+q?_n?_?[suf](?:8|16|32))\b")
+ASSEMBLY = re.compile(r"\b(?:__asm__|__asm|asm)\b(?=[\s(]*(?:volatile|goto|\())")
 CPUID = re.compile(r"\b(?:cpuid\.h|__get_cpuid\w*|__cpuid\w*|__builtin_cpu_\w+|__builtin_ia32_\w+)\b")
 # Kernels are named after their set; these headers give all of them the same vectors.
 KERNELS = re.compile(r"src/(?:backend/cpu|quant)/\w+_(?:avx2|avx512|vnni|amx|neon|dotprod|i8mm)\.[ch]$")
@@ -69,7 +70,7 @@ def faults(path, text):
             for found in CPUID.findall(code):
                 out.append(f"{path}: {found}: base/cpu.h knows the CPU")
             if not KERNELS.match(path) and path not in SHARED:
-                for found in VECTORS.findall(code):
+                for found in VECTORS.findall(code) + ASSEMBLY.findall(code):
                     out.append(f"{path}: {found}: not a kernel for one instruction set")
     return out
 
@@ -93,7 +94,8 @@ def main():
            ("src/engine/x.c", "/* x */\nbool b = __builtin_cpu_supports(\"avx2\");\n"),
            ("src/dist/x.c", "/* x */\nint s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);\n"),
            ("src/sample/x.c", "/* x */\n__m256 x;\n"), ("src/backend/cpu/moe.c", "/* x */\n#include <immintrin.h>\n"),
-           ("src/text/x.c", "/* x */\nx = vaddq_f32(x, y);\n")]
+           ("src/text/x.c", "/* x */\nx = vaddq_f32(x, y);\n"),
+           ("src/file/x.c", "/* x */\n__asm__(\"nop\");\n"), ("src/server/x.c", "/* x */\n__asm__ volatile(\"\");\n")]
     assert without_neon(["src/quant/x_avx2.c", "src/quant/y_avx2.c", "src/quant/y_neon.c"]) == ["x"]
     fine = [("src/base/x.c", "/* x */\nint f = eventfd(0, 0);\n"), ("src/quant/x_avx2.c", "/* x */\n__m256 x;\n"),
             ("src/cli/x.c", "/* /proc/ and eventfd */\n")]

@@ -1,28 +1,16 @@
-/* Embeds the demo models in .rodata. Nothing is copied; pages load when they are touched. */
+/* The demo models, which are part of the program. */
 #include "file/builtin.h"
+#include "base/embed.h"
 
-#include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
-#define EMBED(symbol, file)                                                                        \
-    __asm__(".section .rodata\n"                                                                   \
-            ".balign 64\n"                                                                         \
-            ".global steel_" #symbol "_begin\n"                                                    \
-            "steel_" #symbol "_begin:\n"                                                           \
-            ".incbin \"" file "\"\n"                                                               \
-            ".global steel_" #symbol "_end\n"                                                      \
-            "steel_" #symbol "_end:\n"                                                             \
-            ".byte 0\n"                                                                            \
-            ".previous\n");                                                                        \
-    extern const uint8_t steel_##symbol##_begin[], steel_##symbol##_end[]
-
 #ifdef STEEL_BUILTIN
-EMBED(builtin, STEEL_BUILTIN);
+EMBED_FILE(steel_builtin, STEEL_BUILTIN);
 #endif
 #ifdef STEEL_BUILTIN_SEE
-EMBED(see, STEEL_BUILTIN_SEE);
-EMBED(tower, STEEL_BUILTIN_TOWER);
+EMBED_FILE(steel_see, STEEL_BUILTIN_SEE);
+EMBED_FILE(steel_tower, STEEL_BUILTIN_TOWER);
 #endif
 
 static const struct {

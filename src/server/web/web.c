@@ -5,6 +5,7 @@
  * The page shows untrusted model output. Its Content-Security-Policy allows only its own scripts, markup
  * only from DOMPurify, and connections only to this server and the origins of --page-connect.
  */
+#include "base/embed.h"
 #include "server/api/server_int.h"
 
 #include <stdio.h>
@@ -14,22 +15,16 @@ struct asset {
     const char *name, *type;
     bool packed;     /* gzip */
     const char *tag; /* ETag */
-    const char *p, *end;
+    const uint8_t *p, *end;
 };
 
-#define ASSET(label, name, type, packed, tag, file)                                                \
-    __asm__(".section .rodata\n"                                                                   \
-            ".global web_" #label ", web_" #label "_end\n"                                         \
-            "web_" #label ": .incbin \"" file "\"\n"                                               \
-            "web_" #label "_end: .byte 0\n"                                                        \
-            ".previous\n");                                                                        \
-    extern const char web_##label[], web_##label##_end[];
+#define ASSET(label, name, type, packed, tag, file) EMBED_FILE(web_##label, file);
 #include WEB_ASSETS
 #undef ASSET
 
 static const struct asset assets[] = {
 #define ASSET(label, name, type, packed, tag, file)                                                \
-    {name, type, packed, tag, web_##label, web_##label##_end},
+    {name, type, packed, tag, web_##label##_begin, web_##label##_end},
 #include WEB_ASSETS
 #undef ASSET
 };
