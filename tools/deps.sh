@@ -38,8 +38,9 @@ if [ "$1" = dev ]; then
     want clang clang
     want clang-format clang-format
     want clang-tidy clang-tidy
-    # `make test-arm`; tools/sysroot.sh unpacks arm64 packages.
+    # `make test-arm`; tools/sysroot.sh unpacks arm64 packages. g++: `make cuda-objects` for ARM hosts, bench/arm.
     want aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu
+    want aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
     want qemu-aarch64 qemu-user
     [ "$(uname -m)" != x86_64 ] || ! have dpkg || dpkg --print-foreign-architectures | grep -qx arm64 || arm=1
 fi
