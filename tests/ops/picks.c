@@ -201,6 +201,9 @@ static bool takes(const char *formats, enum dtype t)
 {
     const char *name = dtype_name(t), *at = formats;
     size_t n = strlen(name);
+    bool few = t == DT_Q1_0 || t == DT_Q2_0; /* for CUDA they become Q4_0 when a model is read */
+    if (few && !strcmp(backend_name, "cuda"))
+        return false;
     if (!strcmp(formats, "any"))
         return true;
     if (!strncmp(formats, "codes", 5) && t >= DT_Q4_0 && (t != DT_F8_E4M3 || strstr(formats, "F8")))
