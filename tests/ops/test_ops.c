@@ -609,6 +609,33 @@ static void test_few_experts(void)
     report("few experts", before);
 }
 
+/* Many rows of experts of one kind, which have kernels of their own: experts of a few rows up to more than a tile. */
+static void test_many_rows(void)
+{
+    static const enum dtype one[] = {DT_MXFP4, DT_Q8_0,   DT_Q4_0,  DT_Q5_K,  DT_Q3_K,
+                                     DT_Q2_K,  DT_IQ4_XS, DT_IQ3_S, DT_NVFP4, DT_GPTQ4};
+    static const int rows_of[] = {257, 300, 600};
+    int before = n_checks;
+    if (!wanted("experts of many rows"))
+        return;
+    for (int i = 0; i < 10; i += light ? 3 : 1) {
+        struct dims s = base_dims();
+        struct mlp_net n;
+        bool blocks = one[i] == DT_Q5_K || one[i] == DT_Q3_K || one[i] == DT_Q2_K ||
+                      one[i] == DT_IQ4_XS || one[i] == DT_IQ3_S;
+        s.n_embd = blocks ? 512 : i ? 384 : 352;
+        s.n_expert = i % 2 ? 24 : 8;
+        s.n_expert_used = i % 2 ? 2 : 3;
+        s.n_ff_exp = blocks ? 256 : i ? 384 : 608; /* 608: not whole blocks, nor k tiles */
+        s.other = !i;                              /* with biases */
+        mlp_open(&n, &s, s.n_expert, s.n_ff_exp, one[i], one[i], DT_F32, light ? 257 : 600);
+        for (int j = 0; j < (light ? 1 : 3); j++)
+            mlp_check(&n, rows_of[j], 5.0f);
+        mlp_close(&n);
+    }
+    report("experts of many rows", before);
+}
+
 /* The network is refused, with an error that says `why`. */
 static void check_refused(struct duo *d, const char *why)
 {
@@ -894,19 +921,19 @@ static const struct group {
     void (*cut)(int part, int parts);
     int parts;
 } groups[] = {
-    {NULL, test_picks, 24},        {NULL, test_cache_types, 6},  {NULL, test_lora, 2},
-    {NULL, test_prompts, 4},       {NULL, test_decodes, 4},      {NULL, test_invariant, 9},
-    {test_linear, NULL, 1},        {test_shapes, NULL, 1},       {test_heads, NULL, 1},
-    {test_forward, NULL, 1},       {test_moe, NULL, 1},          {test_few_experts, NULL, 1},
-    {test_ties, NULL, 1},          {test_spread, NULL, 1},       {test_ffn, NULL, 1},
-    {test_parts, NULL, 1},         {test_encoders, NULL, 1},     {test_towers, NULL, 1},
-    {test_delta_net, NULL, 1},     {test_ssm, NULL, 1},          {test_short_conv, NULL, 1},
-    {test_row_conv, NULL, 1},      {test_latent, NULL, 1},       {test_sparse, NULL, 1},
-    {test_scan, NULL, 1},          {test_compressed, NULL, 1},   {test_segments, NULL, 1},
-    {test_batches, NULL, 1},       {test_routed, NULL, 1},       {test_drafts, NULL, 1},
-    {test_norm, NULL, 1},          {test_sampling, NULL, 1},     {test_embed, NULL, 1},
-    {test_supports, NULL, 1},      {test_host_experts, NULL, 1}, {test_host_forward, NULL, 1},
-    {test_given_experts, NULL, 1},
+    {NULL, test_picks, 24},       {NULL, test_cache_types, 6},   {NULL, test_lora, 2},
+    {NULL, test_prompts, 4},      {NULL, test_decodes, 4},       {NULL, test_invariant, 9},
+    {test_linear, NULL, 1},       {test_shapes, NULL, 1},        {test_heads, NULL, 1},
+    {test_forward, NULL, 1},      {test_moe, NULL, 1},           {test_few_experts, NULL, 1},
+    {test_many_rows, NULL, 1},    {test_ties, NULL, 1},          {test_spread, NULL, 1},
+    {test_ffn, NULL, 1},          {test_parts, NULL, 1},         {test_encoders, NULL, 1},
+    {test_towers, NULL, 1},       {test_delta_net, NULL, 1},     {test_ssm, NULL, 1},
+    {test_short_conv, NULL, 1},   {test_row_conv, NULL, 1},      {test_latent, NULL, 1},
+    {test_sparse, NULL, 1},       {test_scan, NULL, 1},          {test_compressed, NULL, 1},
+    {test_segments, NULL, 1},     {test_batches, NULL, 1},       {test_routed, NULL, 1},
+    {test_drafts, NULL, 1},       {test_norm, NULL, 1},          {test_sampling, NULL, 1},
+    {test_embed, NULL, 1},        {test_supports, NULL, 1},      {test_host_experts, NULL, 1},
+    {test_host_forward, NULL, 1}, {test_given_experts, NULL, 1},
 };
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 

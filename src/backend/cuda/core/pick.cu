@@ -370,11 +370,11 @@ static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pic
            router_records_shared(c->moe.router) <= cu->shared_limit &&
            moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
 }
-/* Experts of wide rows are limited by their weights, which moe_few reads once for eight rows. */
+/* Experts of wide rows are limited by their weights, which moe_few and moe_grouped read once for eight rows. */
 static bool moe_quad_records_pay(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return c->rows > 8 || c->w->n_kt <= 8;
+    return c->w->n_kt <= 8;
 }
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -530,10 +530,18 @@ static bool moe_is_narrow(const struct pick_case *c)
 {
     return c->mlp.down->n_out % 4 == 0 && c->mlp.down->n_seg == 1;
 }
+/* From twelve rows an expert on, a tile's conversion to fp16 costs less than decoding it again for every eight rows.
+ * moe_grouped has room for sixteen rows of Q4_K and Q6_K, and needs fewer instructions for those. */
+static bool moe_persistent_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows > LIST_ROWS ||
+           (moe_grouped_width(cu, c) < 16 &&
+            c->rows * c->moe.experts->rule.used >= 12 * c->moe.router->n_out);
+}
 static bool moe_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return moe_is_narrow(c) && gemm_persistent_suits(cu, c->w, true) &&
-           gemm_persistent_suits(cu, c->mlp.down, false) && c->rows > 64;
+    return moe_is_narrow(c) && c->rows > 64 && gemm_persistent_suits(cu, c->w, c->mlp.down);
 }
 static void moe_persistent(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -744,10 +752,10 @@ static const struct cuda_pick products[] = {
     {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
     {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_gemv_suits,
      moe_gemv_run},
+    {"moe_persistent", PICK_MOE, CODES, 65, 0, NEEDS_WGMMA, TAKES_ROWS, moe_persistent_pays,
+     moe_persistent_fits, moe_persistent},
     {"moe_grouped", PICK_MOE, CODES, 1, 256, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_grouped_suits,
      moe_grouped_run},
-    {"moe_persistent", PICK_MOE, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, moe_persistent_fits,
-     moe_persistent},
     {"moe_wgmma",
      PICK_MOE,
      FAST,

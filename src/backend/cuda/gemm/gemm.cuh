@@ -351,9 +351,10 @@ void gemm_fp16(struct cuda_backend *cu, const struct gemm_args &p);
 /* gemm_wgmma.cu: tiles of WGMMA_ROWS rows */
 enum { WGMMA_ROWS = 128 };
 void gemm_wgmma(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y);
-/* gemm_persistent.cu: experts of K-quants, many rows, persistent blocks */
+/* gemm_persistent.cu: quantised experts, many rows, persistent blocks */
 enum { PERSISTENT_ROWS = 128 };
-bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
+bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                           const struct matrix *down);
 int gemm_persistent_expert_rows(int pairs,
                                 int n_expert); /* largest tile of the work list, in rows */
 void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in,

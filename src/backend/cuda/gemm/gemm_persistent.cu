@@ -1,5 +1,5 @@
 /*
- * Experts of K-quants for many rows on Hopper (sm_90a).
+ * Quantised experts for many rows on Hopper (sm_90a).
  * Mapping: persistent blocks, one per SM. A block computes one tile of the result after another:
  * 256 output rows (PAIR: gate and up of 128 hidden units) x up to MOST token rows.
  * Warp roles: four consumer warpgroups convert codes to fp16 fragments and multiply with wgmma, as
@@ -9,13 +9,16 @@
  * Order: one launch computes gate and up of all tiles, then down. A block that needs hidden units
  * waits until their tile's counter is complete. Tiles are handed out in that order, so the block it
  * waits for is always running.
- * gemm_wgmma.cu has the rest: dense products (as fast there), split k, heads, other formats, biases.
+ * Kernels: one for Q4_K and Q6_K, which Q4_K_M mixes, and one for each other usual format (dot_one.cuh), whose gate,
+ * up and down have it alone.
+ * gemm_wgmma.cu has the rest: dense products (as fast there), split k, heads, other mixtures, fp16 weights.
  * Limit: issue slots (half are taken at 128 columns) and the decoding, which each tile repeats. On
  * an H200 the experts of 128 rows reach 430 TFLOP/s. Of their time 63 % remains with the products
  * alone, 81 % without decoding, 81 % without results, 49 % without products.
  */
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_out.cuh"
+#include "backend/cuda/core/dot_one.cuh"
 #include "backend/cuda/core/wgmma.cuh"
 
 enum { PERSISTENT_ALIGN = 1024 };
@@ -40,8 +43,8 @@ struct gemm_persistent_args {
 
 /* A tile of the result, as the consumers see it. */
 struct gemm_persistent_item {
-    int part, block, tile, count, kind, chunks; /* count < 0: no more tiles */
-    int out[PERSISTENT_ROWS];                   /* -1: none */
+    int part, block, tile, expert, count, kind, chunks; /* count < 0: no more tiles */
+    int out[PERSISTENT_ROWS];                           /* -1: none */
     float scale[PERSISTENT_ROWS];
 };
 
@@ -83,6 +86,12 @@ DEVICE int gemm_persistent_tile_of(const struct gemm_args &p, int block, int i)
         return min(block * PERSISTENT_TILES + i, p.w.n_tiles - 1);
     int half = p.w.n_tiles / 2;
     return min(block * 8 + (i >> 2) * 2 + (i & 1), half - 1) + (i >> 1 & 1) * half;
+}
+
+/* Chunks of 64 columns: not those that only pad the last k tile. At least four, a k tile. */
+DEVICE int gemm_persistent_chunks(const struct matrix &w)
+{
+    return max((w.n_in + 63) >> 6, 4);
 }
 
 /* Waits until *count reaches `all`, counting other blocks' increments. */
@@ -134,12 +143,13 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
         int mine = gemm_persistent_tile_of(p, block, min(id, PERSISTENT_TILES - 1));
         const struct seg *s = seg_of(p.w, mine);
         const uint8_t *from = tile_address(p.w, s, expert, mine, 0);
-        int bytes = s->tile_bytes, chunks = p.w.n_kt * 4;
+        int bytes = s->tile_bytes, chunks = gemm_persistent_chunks(p.w);
         int n = count > W::C ? W::A : count > W::E ? W::C : W::E;
         if (id == 0) {
             to->part = part;
             to->block = block;
             to->tile = tile;
+            to->expert = expert;
             to->count = count;
             to->kind = s->kind;
             to->chunks = chunks;
@@ -296,9 +306,9 @@ DEVICE void gemm_persistent_swap(const struct gemm_persistent_block &k, int n,
     }
 }
 
-/* Writes hidden units in the order of fragment_slot, with zeros from the last one up to a whole k
- * tile. */
-template <int MOST>
+/* Writes hidden units in the order of fragment_slot, with zeros from the last one to the end of the block: down
+ * reads no further. */
+template <int MOST, bool BIAS>
 DEVICE void
 gemm_persistent_store_pair(const struct gemm_args &p, const struct gemm_persistent_block &k,
                            const struct gemm_persistent_item &t, const float (&acc)[MOST / 2])
@@ -306,6 +316,13 @@ gemm_persistent_store_pair(const struct gemm_args &p, const struct gemm_persiste
     int g = lane_id() >> 2, c = lane_id() & 3, w = warp_id();
     int row = (t.block * 8 + (w >> 2) * 2 + (w & 1)) * TILE_ROWS;
     int left = p.w.n_out / 2 - row - g;
+    float bias[4] = {}; /* of gate, and of up: rows g and g + 8 */
+    if (BIAS && p.w.bias)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if ((i & 1) * 8 < left)
+                bias[i] = p.w.bias[t.expert * p.w.n_out + (i >> 1) * (p.w.n_out / 2) + row + g +
+                                   (i & 1) * 8];
     uint16_t *y = p.y_fp16 + row + gemm_out_row();
 #pragma unroll
     for (int n = 0; n < MOST / 16; n++) {
@@ -317,9 +334,10 @@ gemm_persistent_store_pair(const struct gemm_args &p, const struct gemm_persiste
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float scale = t.scale[col + 2 * c + (i & 1)];
-            v[i] = (i >> 1) * 8 < left
-                       ? clamp_half(gated(p.act, gate[i] * scale, up[i] * scale) * HIDDEN_SCALE)
-                       : 0.0f;
+            v[i] = (i >> 1) * 8 < left ? clamp_half(gated(p.act, gate[i] * scale + bias[i >> 1],
+                                                          up[i] * scale + bias[2 + (i >> 1)]) *
+                                                    HIDDEN_SCALE)
+                                       : 0.0f;
         }
         uint2 h = gemm_out_transpose<2>(v);
         int out = t.out[col + g];
@@ -329,13 +347,19 @@ gemm_persistent_store_pair(const struct gemm_args &p, const struct gemm_persiste
 }
 
 /* Writes fp16 scaled by HIDDEN_SCALE. The number of outputs is a multiple of four. */
-template <int MOST>
+template <int MOST, bool BIAS>
 DEVICE void gemm_persistent_store_narrow(const struct gemm_args &p,
                                          const struct gemm_persistent_item &t, int tile,
                                          const float (&acc)[MOST / 2])
 {
     int g = lane_id() >> 2, c = lane_id() & 3, row = tile * TILE_ROWS + gemm_out_row();
     uint16_t *y = (uint16_t *)p.y + row;
+    float bias[2] = {}; /* rows g and g + 8 */
+    if (BIAS && p.w.bias)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (tile * TILE_ROWS + g + 8 * i < p.w.n_out)
+                bias[i] = p.w.bias[t.expert * p.w.n_out + tile * TILE_ROWS + g + 8 * i];
 #pragma unroll
     for (int n = 0; n < MOST / 8; n++) {
         if (n * 8 >= t.count)
@@ -343,7 +367,8 @@ DEVICE void gemm_persistent_store_narrow(const struct gemm_args &p,
         float v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            v[i] = clamp_half(acc[4 * n + i] * t.scale[8 * n + 2 * c + (i & 1)] * HIDDEN_SCALE);
+            v[i] = clamp_half((acc[4 * n + i] * t.scale[8 * n + 2 * c + (i & 1)] + bias[i >> 1]) *
+                              HIDDEN_SCALE);
         uint2 h = gemm_out_transpose<1>(v);
         int out = t.out[8 * n + g];
         if (out >= 0 && row < p.w.n_out)
@@ -351,7 +376,8 @@ DEVICE void gemm_persistent_store_narrow(const struct gemm_args &p,
     }
 }
 
-template <int MOST>
+/* KIND: of all tiles, or ANY_K. */
+template <int KIND, int MOST>
 static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
     gemm_persistent_kernel(const __grid_constant__ struct gemm_persistent_args a)
 {
@@ -395,7 +421,9 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
             break;
         float acc[MOST / 2] = {};
         wgmma_use(acc);
-        if (t.kind == TILE_Q4_K)
+        if constexpr (KIND != ANY_K)
+            gemm_persistent_loop<KIND, MOST>(a, k, at, t.chunks, t.count, acc);
+        else if (t.kind == TILE_Q4_K)
             gemm_persistent_loop<TILE_Q4_K, MOST>(a, k, at, t.chunks, t.count, acc);
         else
             gemm_persistent_loop<TILE_Q6_K, MOST>(a, k, at, t.chunks, t.count, acc);
@@ -403,9 +431,10 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
         bar_wait(&k.bars->rows_full[it & 1], it >> 1);
         const struct gemm_args &p = a.part[t.part];
         if (t.part) {
-            gemm_persistent_store_narrow<MOST>(p, t, t.block * PERSISTENT_TILES + w, acc);
+            gemm_persistent_store_narrow<MOST, KIND != ANY_K>(p, t, t.block * PERSISTENT_TILES + w,
+                                                              acc);
         } else {
-            gemm_persistent_store_pair<MOST>(p, k, t, acc);
+            gemm_persistent_store_pair<MOST, KIND != ANY_K>(p, k, t, acc);
             __threadfence();
             named_barrier_sync(1 + (w >> 2), 128);
             if ((threadIdx.x & 127) == 0)
@@ -423,13 +452,27 @@ static size_t gemm_persistent_shared(int tile_bytes, int most, int n_slots)
            2 * sizeof(int);
 }
 
-bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
+/* Whether both weights are of SET_K, or of one other kind. */
+static bool gemm_persistent_kinds(const struct matrix *gate_up, const struct matrix *down)
 {
-    return w->set == SET_K && !w->bias && gemm_wgmma_suits(cu, w, pair) &&
-           gemm_persistent_shared(w->max_tile_bytes, PERSISTENT_ROWS, 4) <= cu->shared_limit;
+    if (gate_up->set == SET_K && down->set == SET_K)
+        return !gate_up->bias && !down->bias;
+    bool one = false;
+    codes_set(gate_up, [&](auto k) { one = k.VALUE != ANY_CODES; });
+    return one && matrix_kind(gate_up) == matrix_kind(down);
 }
 
-template <int MOST>
+bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                           const struct matrix *down)
+{
+    int bytes = gate_up->max_tile_bytes, other = down->max_tile_bytes;
+    bytes = other > bytes ? other : bytes;
+    return gemm_persistent_kinds(gate_up, down) && gemm_wgmma_suits(cu, gate_up, true) &&
+           gemm_wgmma_suits(cu, down, false) &&
+           gemm_persistent_shared(bytes, PERSISTENT_ROWS, 4) <= cu->shared_limit;
+}
+
+template <int KIND, int MOST>
 static void gemm_persistent_launch(struct cuda_backend *cu, struct gemm_persistent_args *a)
 {
     int bytes = a->part[0].w.max_tile_bytes, other = a->part[1].w.max_tile_bytes;
@@ -438,13 +481,23 @@ static void gemm_persistent_launch(struct cuda_backend *cu, struct gemm_persiste
     a->n_slots = PERSISTENT_SLOTS;
     while (gemm_persistent_shared(bytes, MOST, a->n_slots) > cu->shared_limit)
         a->n_slots--;
-    cuda_launch(cu, gemm_persistent_kernel<MOST>, dim3((unsigned)cu->n_sm), PERSISTENT_THREADS,
-                gemm_persistent_shared(bytes, MOST, a->n_slots), LAUNCH_EARLY, *a);
+    cuda_launch(cu, gemm_persistent_kernel<KIND, MOST>, dim3((unsigned)cu->n_sm),
+                PERSISTENT_THREADS, gemm_persistent_shared(bytes, MOST, a->n_slots), LAUNCH_EARLY,
+                *a);
+}
+template <int KIND>
+static void gemm_persistent_sized(struct cuda_backend *cu, struct gemm_persistent_args *a,
+                                  int width)
+{
+    if (width == PERSISTENT_ROWS)
+        gemm_persistent_launch<KIND, PERSISTENT_ROWS>(cu, a);
+    else
+        gemm_persistent_launch<KIND, 64>(cu, a);
 }
 
 static int gemm_persistent_blocks(const struct gemm_args &p)
 {
-    return p.y_fp16 ? ceil_div(p.ldy, 128) : ceil_div(p.w.n_tiles, PERSISTENT_TILES);
+    return p.y_fp16 ? ceil_div(p.w.n_tiles / 2, 8) : ceil_div(p.w.n_tiles, PERSISTENT_TILES);
 }
 
 int gemm_persistent_expert_rows(int pairs, int n_expert)
@@ -460,8 +513,11 @@ void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in
     a.part[1] = out;
     a.blocks[0] = gemm_persistent_blocks(in);
     a.blocks[1] = gemm_persistent_blocks(out);
-    if (width == PERSISTENT_ROWS)
-        gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a);
+    if (in.w.set == SET_K)
+        gemm_persistent_sized<ANY_K>(cu, &a, width);
     else
-        gemm_persistent_launch<64>(cu, &a);
+        codes_set(&in.w, [&](auto k) {
+            if constexpr (k.VALUE != ANY_CODES)
+                gemm_persistent_sized<k.VALUE>(cu, &a, width);
+        });
 }
