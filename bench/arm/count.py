@@ -19,7 +19,7 @@ import sys
 import tempfile
 
 IN, OUT, FF, USED = 2048, 512, 512, 4  # bench/product.c
-CASES = [("wide", 1), ("linear", 4), ("linear", 512), ("experts", 1), ("experts", 64)]
+CASES = [("wide", 1), ("linear", 4), ("linear", 512), ("experts", 1), ("experts", 64), ("experts", 512)]
 PER_ROW = {"linear": IN * OUT, "wide": IN * IN, "experts": 3 * IN * FF * USED}
 HERE = os.path.dirname(os.path.abspath(__file__))
 

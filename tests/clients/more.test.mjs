@@ -99,7 +99,7 @@ test("Anthropic: models, thinking where it is asked for, objects, a prompt that 
   assert.deepEqual(loud.content.map(b => b.type), ["thinking", "text"]);
   // its helper keeps bounds of numbers from the server, and checks them itself
   const Plain = z.object({ kind: z.enum(["cat", "dog"]), old: z.boolean(), legs: z.array(z.enum(["left", "right"])) });
-  const m = await a.messages.parse({ model, max_tokens: 2000, messages, output_config: { format: zodOutputFormat(Plain) } });
+  const m = await a.messages.parse({ model, max_tokens: 2000, temperature: 0, messages, output_config: { format: zodOutputFormat(Plain) } });
   Plain.parse(m.parsed_output);
   await assert.rejects(a.messages.create({ ...params, messages: [{ role: "user", content: "word ".repeat(20000) }] }), /prompt is too long: \d+ tokens > \d+ maximum/);
 });

@@ -175,7 +175,7 @@ static void choose(const struct moe_job *j, int t, float *p, float *keys, int32_
 {
     const struct router *r = j->rule;
     const struct batch *b = &j->cb->batch;
-    int token = b->tokens[j->cb->stream.narrow ? b->out_rows[t] : t];
+    int token = r->by_token ? b->tokens[j->cb->stream.narrow ? b->out_rows[t] : t] : 0;
     token = token < j->cb->net->n_vocab ? token : 0;
     int n = j->n_expert, used = j->used;
     float total = rate(r, p, keys, n), kept = 0.0f, top = -INFINITY;
