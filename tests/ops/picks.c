@@ -469,7 +469,8 @@ static void small_attention(const struct pick_info *p)
     bool quant = strstr(forced, "quant"), decodes = strstr(forced, "decode");
     static const enum dtype caches[] = {DT_F16, DT_Q8_0, DT_Q4_0, DT_F8_E4M3};
     int own = quant;
-    while (own < 3 && !quant && !takes(p->formats, caches[own]))
+    while (own < 3 && !quant && *p->formats &&
+           !takes(p->formats, caches[own])) /* "": all of them */
         own++;
     s.b.k_type = s.b.v_type = caches[own];
     attention_case(&s, true, 0, decode, 3, false, forced);
