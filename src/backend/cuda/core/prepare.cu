@@ -276,7 +276,9 @@ static bool alloc_optional(struct cuda_backend *cu, const struct network *net, s
         routes = routes || m->router.norm.kind;
         own = own || m->experts_in.kind;
         parallel = parallel || m->block.parallel || net->layers[i].mixer.block.parallel;
-        if (m->router.w && cuda_matrix(m->experts.gate_up)->n_expert < m->router.w->n_out)
+        /* Fewer than the router chooses from, on this rank or, without a joined one, on the device. */
+        if (m->router.w && (m->experts.gate_up->n_expert < m->router.w->n_out ||
+                            cuda_matrix(m->experts.gate_up)->n_expert < m->router.w->n_out))
             widen(&spread, (size_t)cuda_matrix(m->experts.gate_up)->n_expert);
     }
     size_t values = (size_t)net->embed.layers.width, n_ones = embd;
