@@ -237,6 +237,17 @@ static void force_linear(const char *formats)
             check_linear(&d, &spec, rows_of[i], forced);
         }
     duo_close(&d);
+    head_open(&d, 2880, 560); /* wide rows of large tiles, of which few fit shared memory */
+    for (int rows = 2; rows <= 4 && takes(formats, DT_Q8_0); rows += 2) {
+        struct random_spec spec = {.n_in = 2880,
+                                   .n_expert = 1,
+                                   .n_seg = 1,
+                                   .rows = {560},
+                                   .type = {DT_Q8_0},
+                                   .bias = true};
+        check_linear(&d, &spec, rows, forced);
+    }
+    duo_close(&d);
 }
 
 /* Experts that are spread over ranks, of every set of formats that the row takes. */
@@ -263,6 +274,26 @@ static void force_spread(const char *formats)
         spread_long(DT_MXFP4, 2);
 }
 
+/* Experts of rows of more than eight slices, with more outputs than the device has SMs, some with biases. */
+static void force_wide(const char *formats)
+{
+    static const enum dtype types[][2] = {
+        {DT_MXFP4, DT_MXFP4}, {DT_Q4_K, DT_Q6_K}, {DT_Q8_0, DT_IQ4_NL}};
+    static const int rows_of[] = {2, 4, 7, 13};
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 4 && takes(formats, types[i][0]) && takes(formats, types[i][1]); j++) {
+            struct dims s = base_dims();
+            if (light && (i + j) % 3)
+                continue;
+            s.n_embd = i == 1 ? 4096 : 2336; /* 146 tiles */
+            s.n_expert = j ? 6 : 9;
+            s.n_expert_used = 3;
+            s.other = i != 1;
+            mlp_case(&s, s.n_expert, i == 1 ? 256 : 288, types[i][0], types[i][1], DT_F32,
+                     rows_of[j], j % 2 ? 5.0f : 0.05f); /* little beside the biases, or much */
+        }
+}
+
 /* The same for experts and dense mlps; down has the format of gate and up, or another the row takes. */
 static void force_mlp(bool experts, const char *formats)
 {
@@ -286,8 +317,10 @@ static void force_mlp(bool experts, const char *formats)
             }
             other = t;
         }
-    if (experts)
+    if (experts) {
         force_spread(formats);
+        force_wide(formats);
+    }
     struct dims s = base_dims();
     s.n_embd = 512;
     s.n_heads = 16;

@@ -104,6 +104,7 @@ static bool replay(struct engine *e, const struct text *t, int n_seqs, bool draf
                                 .no_draft = !drafts,
                                 .queue = q};
     spec.sample = sample_params_default();
+    spec.sample.temp = 0; /* random weights have flat distributions, from which draws are slow */
     int64_t start = 0, end = 0;
     int n_begun = 0, n_after = 0, left = 0;
     bool ok = true;

@@ -16,6 +16,7 @@
  */
 #include "backend/cuda/heads/encoder.h"
 #include "backend/cuda/core/pick.cuh"
+#include "backend/cuda/core/dot_one.cuh"
 #include "backend/cuda/core/rows.cuh"
 #include "backend/cuda/core/host.h"
 
@@ -370,11 +371,13 @@ static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pic
            router_records_shared(c->moe.router) <= cu->shared_limit &&
            moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
 }
-/* Experts of wide rows are limited by their weights, which moe_few and moe_grouped read once for eight rows. */
+/* Experts of wide rows are limited by their weights, which moe_few and moe_grouped read once for eight rows. Few rows of
+ * MXFP4 have a kernel of their own, which divides the read more evenly. */
 static bool moe_quad_records_pay(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return c->w->n_kt <= 8;
+    bool mxfp4 = matrix_kind(c->w) == TILE_MXFP4 && matrix_kind(c->mlp.down) == TILE_MXFP4;
+    return c->w->n_kt <= 8 || (mxfp4 && c->rows <= 8);
 }
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {

@@ -95,7 +95,9 @@ DEVICE void quad_tile(int kind, const uint8_t *tile, const struct row_frag &x, f
 {
     if constexpr (KIND == ANY_CODES)
         quant_kind(kind, [&](auto k) { quad_codes<k.VALUE>(tile, x, acc); });
-    else if ((KIND < 0 ? kind : KIND) == TILE_Q4_K)
+    else if constexpr (KIND >= 0)
+        quad_codes<KIND>(tile, x, acc);
+    else if (kind == TILE_Q4_K)
         quad_codes<TILE_Q4_K>(tile, x, acc);
     else
         quad_codes<TILE_Q6_K>(tile, x, acc);

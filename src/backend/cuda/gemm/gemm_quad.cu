@@ -5,9 +5,10 @@
  * four rows at a time (quad.cuh).
  * Limit: latency, then the read of the weights.
  */
+#include "backend/cuda/core/dot_one.cuh"
 #include "backend/cuda/core/quad.cuh"
 
-enum { LINEAR_WARPS = 16, LINEAR_STAGES = 4, LINEAR_BATCH = 4 };
+enum { LINEAR_WARPS = 16, LINEAR_BATCH = 4 };
 
 struct gemm_quad_args {
     struct matrix w;
@@ -16,7 +17,7 @@ struct gemm_quad_args {
     int rows, tiles_per_block, batch, slot; /* batch: tiles between two reductions */
 };
 
-template <int KIND, bool NORM>
+template <int KIND, bool NORM, int STAGES>
 static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
     gemm_quad_kernel(const __grid_constant__ struct gemm_quad_args p)
 {
@@ -24,12 +25,12 @@ static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
     struct marks mk;
     marks_begin(mk);
     int warps = (int)blockDim.x >> 5, w = warp_id(), lane = lane_id(), n_in = p.w.n_in;
-    int one_ring = ring_bytes(LINEAR_STAGES, p.slot);
+    int one_ring = ring_bytes(STAGES, p.slot);
     float *sums = (float *)(shared + warps * one_ring); /* (2, batch, warps, 64) */
     float *squares = sums + 2 * p.batch * warps * 64;   /* (warps, 4) */
     int first = (int)blockIdx.x * p.tiles_per_block;
     int end = min(first + p.tiles_per_block, p.w.n_tiles), f_tile = first;
-    struct tile_ring<LINEAR_STAGES> ring;
+    struct tile_ring<STAGES> ring;
     ring_init(ring, shared + w * one_ring, p.slot);
     const uint8_t *f_at = NULL; /* next tile to copy; tiles of a segment are contiguous */
     int f_bytes = 0, f_end = 0;
@@ -45,7 +46,7 @@ static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
         f_tile++;
     };
 #pragma unroll 1
-    for (int i = 0; i < LINEAR_STAGES; i++)
+    for (int i = 0; i < STAGES; i++)
         fetch();
     dependency_trigger();
 
@@ -161,28 +162,55 @@ static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
     marks_end(mk, 11);
 }
 
-static size_t gemm_quad_shared(const struct matrix *w, int batch)
+/* Rings have four stages. Wide rows of Q8_0, whose tiles are too large for four, have a kernel of their own with three. */
+enum { QUAD_STAGES = 4, QUAD_SHORT = 3 };
+
+struct gemm_quad_plan {
+    int per, batch, stages; /* stages 0: does not fit */
+    size_t shared;
+};
+static struct gemm_quad_plan gemm_quad_plan_of(const struct cuda_backend *cu,
+                                               const struct matrix *w)
 {
-    return (size_t)w->n_kt *
-           (size_t)(ring_bytes(LINEAR_STAGES, w->max_tile_bytes) + 2 * batch * 64 * 4 + 16);
+    struct gemm_quad_plan p;
+    p.per = ceil_div(w->n_tiles, cu->n_sm); /* one block per SM: each converts the rows once */
+    p.batch = p.per < LINEAR_BATCH ? p.per : LINEAR_BATCH;
+    for (p.stages = QUAD_STAGES; p.stages >= QUAD_SHORT; p.stages--) {
+        p.shared = (size_t)w->n_kt *
+                   (size_t)(ring_bytes(p.stages, w->max_tile_bytes) + 2 * p.batch * 64 * 4 + 16);
+        if (p.shared <= cu->shared_limit)
+            break;
+    }
+    bool is_short = p.stages == QUAD_SHORT && matrix_kind(w) == TILE_Q8_0;
+    if (p.stages < QUAD_STAGES && !is_short)
+        p.stages = 0;
+    return p;
 }
 
 bool gemm_quad_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
     return rows >= 2 && rows <= 4 && w->set <= SET_CODES && w->n_in % 8 == 0 &&
-           w->n_kt <= LINEAR_WARPS && gemm_quad_shared(w, LINEAR_BATCH) <= cu->shared_limit;
+           w->n_kt <= LINEAR_WARPS && gemm_quad_plan_of(cu, w).stages;
+}
+
+template <bool NORM> static auto gemm_quad_kernel_of(const struct matrix &w, int stages)
+{
+    auto kernel = gemm_quad_kernel<ANY_CODES, NORM, QUAD_STAGES>;
+    if (w.set == SET_K)
+        kernel = gemm_quad_kernel<ANY_K, NORM, QUAD_STAGES>;
+    if (stages == QUAD_SHORT)
+        kernel = gemm_quad_kernel<TILE_Q8_0, NORM, QUAD_SHORT>;
+    return kernel;
 }
 
 void gemm_quad(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
                int rows)
 {
-    int per = ceil_div(w->n_tiles, cu->n_sm); /* one block per SM: each converts the rows once */
-    int batch = per < LINEAR_BATCH ? per : LINEAR_BATCH;
-    struct gemm_quad_args p = {*w, *in, y, rows, per, batch, w->max_tile_bytes};
-    dim3 grid((unsigned)ceil_div(w->n_tiles, per));
-    auto kernel =
-        w->set == SET_K
-            ? (in->gain ? gemm_quad_kernel<ANY_K, true> : gemm_quad_kernel<ANY_K, false>)
-            : (in->gain ? gemm_quad_kernel<ANY_CODES, true> : gemm_quad_kernel<ANY_CODES, false>);
-    cuda_launch(cu, kernel, grid, w->n_kt * 32, gemm_quad_shared(w, batch), LAUNCH_EARLY, p);
+    struct gemm_quad_plan plan = gemm_quad_plan_of(cu, w);
+    struct gemm_quad_args p = {*w, *in, y, rows, plan.per, plan.batch, w->max_tile_bytes};
+    dim3 grid((unsigned)ceil_div(w->n_tiles, plan.per));
+    cuda_launch(cu,
+                in->gain ? gemm_quad_kernel_of<true>(*w, plan.stages)
+                         : gemm_quad_kernel_of<false>(*w, plan.stages),
+                grid, w->n_kt * 32, plan.shared, LAUNCH_EARLY, p);
 }

@@ -16,6 +16,7 @@
  * 4.9, gate and up 11 and 32, grid barrier 2.6 and 2.9, down 7.6 and 21 (slowest block 11 and 28),
  * end 0.7 and 0.9. In all 37 and 75 us, where reading takes 18 and 50.
  */
+#include "backend/cuda/core/dot_one.cuh"
 #include "backend/cuda/core/quad.cuh"
 
 #include <math.h>
@@ -262,38 +263,93 @@ DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad
     }
 }
 
+/* A warp's place among a block's items of down: (tile of 16 outputs, entry, slice), the slice
+ * fastest. */
+struct moe_quad_item {
+    int at, entry, kt; /* at: counts the items of all tiles */
+};
+
+/* The items of a block. EVEN: all items are divided evenly among the blocks, so two may share a
+ * tile; otherwise a block has one tile. */
+template <bool EVEN> struct moe_quad_span {
+    int begin, end, per; /* EVEN: the block's first item, its last + 1; items of a tile */
+    int entries, n_kt, step_entry, step_kt;
+    __device__ __forceinline__ bool has(const struct moe_quad_item &i) const
+    {
+        return EVEN ? i.at < end : i.entry < entries;
+    }
+    /* True: the item is of another tile than the one before. */
+    __device__ __forceinline__ bool advance(struct moe_quad_item &i) const
+    {
+        i.at += (int)blockDim.x >> 5;
+        i.entry += step_entry;
+        i.kt += step_kt;
+        if (i.kt >= n_kt) {
+            i.kt -= n_kt;
+            i.entry++;
+        }
+        bool other = EVEN && i.entry >= entries;
+        while (EVEN && i.entry >= entries)
+            i.entry -= entries;
+        return other;
+    }
+};
+/* entries: 0 if the block computes nothing of down. first: the warp's first item. */
+template <bool EVEN>
+DEVICE struct moe_quad_span<EVEN> moe_quad_span_of(const struct matrix &down, int entries,
+                                                   struct moe_quad_item &first) {
+    struct moe_quad_span<EVEN> s;
+    int warps = (int)blockDim.x >> 5, n_kt = down.n_kt;
+    s.entries = EVEN ? max(entries, 1) : entries;
+    s.n_kt = n_kt;
+    s.step_entry = warps / n_kt;
+    s.step_kt = warps - s.step_entry * n_kt;
+    first.entry = warp_id() / n_kt;
+    first.kt = warp_id() - first.entry * n_kt;
+    first.at = s.begin = s.end = s.per = 0;
+    if constexpr (EVEN) {
+        s.per = s.entries * n_kt;
+        uint32_t all =
+            (uint32_t)(entries ? down.n_tiles * s.per : 0); /* times blocks: below 2^32 */
+        uint32_t blocks =
+            min(gridDim.x, (uint32_t)down.n_tiles); /* each has a tile's items or more */
+        s.begin = (int)(all * min(blockIdx.x, blocks) / blocks);
+        s.end = (int)(all * min(blockIdx.x + 1, blocks) / blocks);
+        first.at = s.begin + warp_id();
+        int in_tile = first.at % s.per;
+        first.entry = in_tile / n_kt;
+        first.kt = in_tile - first.entry * n_kt;
+    }
+    return s;
+}
+
 /* The order in which a warp copies tiles: its tiles of gate and up (PARTS 1: alternating), then
- * those of down: (entry, slice) pairs, divided among the warps. */
-template <int PARTS, int STAGES> struct moe_quad_schedule {
+ * those of down. */
+template <int PARTS, int STAGES, bool EVEN>
+struct moe_quad_schedule {
     struct tile_ring<STAGES> ring;
     struct tile_plane plane[2], below;
     const struct moe_quad_list *list;
-    const uint8_t *at[2];
+    const struct matrix *down;
+    const uint8_t *gate_at, *up_at;
     int left, entry, unit, half; /* of gate and up; half: tiles of each */
     bool is_up;
-    int pairs, n_kt, step_entry, step_kt, down_entry, down_kt;
+    struct moe_quad_span<EVEN> span;
+    struct moe_quad_item next; /* of down */
     __device__ __forceinline__ void find(int expert)
     {
-        at[0] = plane_tile(plane[0], expert, unit);
+        gate_at = plane_tile(plane[0], expert, unit);
         if (PARTS == 1)
-            at[1] = plane_tile(plane[1], expert, unit);
-    }
-    __device__ __forceinline__ void advance(int &e, int &kt) const
-    {
-        e += step_entry;
-        kt += step_kt;
-        if (kt >= n_kt) {
-            kt -= n_kt;
-            e++;
-        }
+            up_at = plane_tile(plane[1], expert, unit);
     }
     __device__ __forceinline__ void fetch_down()
     {
-        bool real = down_entry < pairs;
+        bool real = span.has(next);
         ring_fetch<STAGES, true>(
-            ring, plane_tile(below, list->expert[real ? down_entry : 0], 0) + down_kt * below.bytes,
+            ring, plane_tile(below, list->expert[real ? next.entry : 0], 0) + next.kt * below.bytes,
             below.bytes, real);
-        advance(down_entry, down_kt);
+        if (span.advance(next) && span.has(next))
+            below = plane_of(*down, next.at / span.per, 0);
     }
     __device__ __forceinline__ void fetch()
     {
@@ -301,9 +357,13 @@ template <int PARTS, int STAGES> struct moe_quad_schedule {
             fetch_down();
             return;
         }
-        int i = PARTS == 1 && is_up;
-        ring_fetch<STAGES, true>(ring, at[i], plane[i].bytes, true);
-        at[i] += plane[i].row;
+        if (PARTS == 1 && is_up) {
+            ring_fetch<STAGES, true>(ring, up_at, plane[1].bytes, true);
+            up_at += plane[1].row;
+        } else {
+            ring_fetch<STAGES, true>(ring, gate_at, plane[0].bytes, true);
+            gate_at += plane[0].row;
+        }
         is_up = PARTS == 1 && !is_up;
         if (is_up)
             return;
@@ -333,29 +393,44 @@ DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag 
     frag_load(x, p.hidden + (size_t)((entry * 4 + at) * p.down.n_kt + kt) * (size_t)RECORD);
 }
 
-/* Adds up the warps' sums and writes y of this block's 16 outputs. */
-template <int WHAT>
+/* Adds up the warps' sums and writes y of a tile's 16 outputs. EVEN: each of the two
+ * blocks that may share a tile adds its part to zeros (moe_quad_clear_y), so the order does not
+ * matter; the one with the tile's first item adds the biases. */
+template <int WHAT, bool EVEN>
 DEVICE void moe_quad_reduce(const struct moe_quad_args &p, const struct moe_quad_list *list,
-                            const float *sums, int tile)
+                            const float *sums, int tile, bool first)
 {
     const struct seg *s = seg_of(p.down, tile);
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < p.rows * TILE_ROWS; i += (int)blockDim.x) {
         int row = (tile - s->tile0) * TILE_ROWS + (i & 15);
-        if (row < s->rows)
-            p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
-                take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15) +
-                (WHAT != QUAD_PLAIN && p.down.bias
-                     ? moe_quad_bias<WHAT>(list, p, i >> 4, s->row0 + row)
-                     : 0.0f);
+        if (row >= s->rows)
+            continue;
+        float *y = p.y + (size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row);
+        float v = take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15);
+        if (WHAT != QUAD_PLAIN && p.down.bias && (!EVEN || first))
+            v += moe_quad_bias<WHAT>(list, p, i >> 4, s->row0 + row);
+        if (EVEN)
+            atomicAdd(y, v);
+        else
+            *y = v;
     }
+}
+
+/* Clears y before blocks add to it. */
+DEVICE void moe_quad_clear_y(const struct moe_quad_args &p)
+{
+    int n = p.rows * p.down.n_out, step = (int)(gridDim.x * blockDim.x);
+#pragma unroll 1
+    for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n; i += step)
+        p.y[i] = 0.0f;
 }
 
 /*
  * hidden = act(x Wg^T, x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate and up:
  * items are (entry, 16 hidden units), divided evenly among blocks; PARTS 2: half of the warps have
- * gate tiles, the others up tiles. Down: a block owns 16 outputs. Its warps divide the (entry,
- * slice) pairs and keep sums for every row. The rings run from one phase into the next: down's
+ * gate tiles, the others up tiles. Down: a block owns 16 outputs, or where there are more of them
+ * than blocks, its share of all items. Its warps divide the items and keep sums for every row. The rings run from one phase into the next: down's
  * first tiles are in flight while blocks wait at the grid barrier. UP, DOWN: kinds of tiles. WHAT
  * is known of the experts.
  */
@@ -367,23 +442,25 @@ static __global__ void __launch_bounds__(512)
     struct moe_quad_list *list = (struct moe_quad_list *)shared;
     struct marks mk;
     marks_begin(mk);
-    int slices = p.up.n_kt, lane = lane_id(), half = p.up.n_tiles / 2, n_kt = p.down.n_kt;
-    int warps = (int)blockDim.x >> 5, g = lane >> 2, c = lane & 3, tile = (int)blockIdx.x;
+    int slices = p.up.n_kt, lane = lane_id(), half = p.up.n_tiles / 2;
+    int warps = (int)blockDim.x >> 5, g = lane >> 2, c = lane & 3;
     int part0 = PARTS == 2 ? warp_id() / slices : 0, w = warp_id() - part0 * slices;
     int one_ring = ring_bytes(STAGES, p.slot);
     uint8_t *rings = shared + sizeof *list;
     float *scales = (float *)(rings + warps * one_ring); /* (QUAD_ROWS) */
     float *sums =
         scales + QUAD_ROWS; /* up: (2, batch, slices, gate up, 64); down: (warps, rows, 20) */
-    bool ups = p.phases & QUAD_UP, downs = p.phases & QUAD_DOWN && tile < p.down.n_tiles;
+    constexpr bool EVEN = PARTS == 1;
+    bool ups = p.phases & QUAD_UP, downs = p.phases & QUAD_DOWN;
+    int tile = (int)blockIdx.x;
+    downs &= EVEN || tile < p.down.n_tiles;
     bool together = ups && p.phases & QUAD_DOWN;
-    struct moe_quad_schedule<PARTS, STAGES> f;
+    struct moe_quad_schedule<PARTS, STAGES, EVEN> f;
     f.plane[0] = plane_of(p.up, part0 * half, w);
     f.plane[1] = plane_of(p.up, half, w);
-    f.below = plane_of(p.down, downs ? tile : 0, 0);
     f.list = list;
     f.half = half;
-    f.n_kt = n_kt;
+    f.down = &p.down;
     f.is_up = false;
     struct row_frag x;
     ring_init(f.ring, rings + warp_id() * one_ring, p.slot);
@@ -406,13 +483,12 @@ static __global__ void __launch_bounds__(512)
     f.left = end - first;
     f.entry = entry;
     f.unit = unit;
-    /* Down: this warp's (entry, slice) pairs. */
-    int pairs = downs ? entries : 0, d_entry = warp_id() / n_kt, d_kt = warp_id() - d_entry * n_kt;
-    f.pairs = pairs;
-    f.step_entry = warps / n_kt;
-    f.step_kt = warps - f.step_entry * n_kt;
-    f.down_entry = d_entry;
-    f.down_kt = d_kt;
+    struct moe_quad_item now, load;
+    f.span = moe_quad_span_of<EVEN>(p.down, downs ? entries : 0, now);
+    f.next = load = now;
+    if (EVEN)
+        tile = min(now.at / f.span.per, p.down.n_tiles - 1);
+    f.below = plane_of(p.down, downs ? tile : 0, 0);
     /* Issues the first tiles before the list is complete, except those of the next expert. */
     int asked = max(min(min(STAGES - 1, f.left - 1), half - unit - 1), 0);
     if (f.left > 0)
@@ -427,6 +503,8 @@ static __global__ void __launch_bounds__(512)
     }
     mark(mk, 1);
     moe_quad_weigh<WHAT>(list, p);
+    if (EVEN && ups)
+        moe_quad_clear_y(p);
     if (first < end)
         moe_quad_load(p, x, list->rows[entry], w);
 #pragma unroll 1
@@ -460,44 +538,58 @@ static __global__ void __launch_bounds__(512)
     }
     mark(mk, 6);
     __syncthreads();
-    if (together && threadIdx.x == 0)
+    if (together && threadIdx.x == 0) {
         grid_barrier_arrive(p.meeting, turn);
-    float *mine = sums + warp_id() * p.rows * SUM_ROW;
-#pragma unroll 1
-    for (int i = lane; i < p.rows * SUM_ROW && downs; i += 32)
-        mine[i] = 0.0f;
-    if (together && threadIdx.x == 0)
         grid_barrier_wait(p.meeting, turn);
+    }
     __syncthreads();
     mark(mk, 7);
+    float *mine = sums + warp_id() * p.rows * SUM_ROW;
     struct row_frag prefetched;
-    int l_entry = d_entry, l_kt = d_kt;
     auto load_hidden = [&]() {
-        if (l_entry < pairs)
-            moe_quad_load_hidden(p, prefetched, list->rows[l_entry], l_entry, l_kt);
-        f.advance(l_entry, l_kt);
+        if (f.span.has(load))
+            moe_quad_load_hidden(p, prefetched, list->rows[load.entry], load.entry, load.kt);
+        f.span.advance(load);
     };
     load_hidden();
+    int begin = f.span.begin, stop = 0;
 #pragma unroll 1
-    for (; d_entry < pairs; f.advance(d_entry, d_kt)) {
-        float acc[2] = {};
-        x = prefetched;
-        load_hidden();
-        quad_tile<DOWN>(f.below.kind, ring_wait(f.ring), x, acc);
-        ring_release(f.ring);
-        f.fetch_down();
-        int row = (int)(list->rows[d_entry] >> 8 * c & 255);
-        if (row < p.rows) {
-            float weight = list->weight[d_entry][c];
-            mine[row * SUM_ROW + g] += weight * acc[0];
-            mine[row * SUM_ROW + g + 8] += weight * acc[1];
+    do {
+        if (EVEN) {
+            tile = begin / f.span.per;
+            stop = min((tile + 1) * f.span.per, f.span.end);
         }
-    }
+        int kind = f.below.kind;
+        if (EVEN && DOWN < 0)
+            kind = seg_of(p.down, tile)->kind;
+#pragma unroll 1
+        for (int i = lane; i < p.rows * SUM_ROW && downs; i += 32)
+            mine[i] = 0.0f;
+        __syncwarp();
+#pragma unroll 1
+        for (; EVEN ? now.at < stop : f.span.has(now); f.span.advance(now)) {
+            float acc[2] = {};
+            x = prefetched;
+            load_hidden();
+            quad_tile<DOWN>(kind, ring_wait(f.ring), x, acc);
+            ring_release(f.ring);
+            f.fetch_down();
+            int row = (int)(list->rows[now.entry] >> 8 * c & 255);
+            if (row < p.rows) {
+                float weight = list->weight[now.entry][c];
+                mine[row * SUM_ROW + g] += weight * acc[0];
+                mine[row * SUM_ROW + g + 8] += weight * acc[1];
+            }
+        }
+        mark(mk, 8);
+        __syncthreads();
+        if (downs && (!EVEN || begin < stop))
+            moe_quad_reduce<WHAT, EVEN>(p, list, sums, tile, begin == tile * f.span.per);
+        begin = stop;
+        if (EVEN && begin < f.span.end)
+            __syncthreads(); /* the sums have been read */
+    } while (EVEN && begin < f.span.end);
     copy_async_wait<0>();
-    mark(mk, 8);
-    __syncthreads();
-    if (downs)
-        moe_quad_reduce<WHAT>(p, list, sums, tile);
     marks_end(mk, 9);
 }
 
@@ -506,6 +598,11 @@ struct moe_quad_plan {
     int parts, stages, slot;
     size_t shared; /* 0: does not fit */
 };
+/* Wide experts of MXFP4 (gpt-oss) have a kernel without a switch over formats. */
+static bool moe_quad_is_mxfp4(const struct matrix *gate_up, const struct matrix *down, int parts)
+{
+    return parts == 1 && matrix_kind(gate_up) == TILE_MXFP4 && matrix_kind(down) == TILE_MXFP4;
+}
 static struct moe_quad_plan moe_quad_plan_of(const struct cuda_backend *cu,
                                              const struct matrix *gate_up,
                                              const struct matrix *down, int rows)
@@ -516,7 +613,8 @@ static struct moe_quad_plan moe_quad_plan_of(const struct cuda_backend *cu,
     for (; plan.parts; plan.parts--) {
         int warps = plan.parts * gate_up->n_kt;
         int sums = 2 * UP_BATCH * 128 * gate_up->n_kt, below = warps * rows * SUM_ROW;
-        plan.stages = plan.slot <= format<TILE_Q4_K>::BYTES && plan.parts == 2 ? 4 : 3;
+        bool q4 = plan.slot <= format<TILE_Q4_K>::BYTES && plan.parts == 2;
+        plan.stages = q4 || moe_quad_is_mxfp4(gate_up, down, plan.parts) ? 4 : 3;
         plan.shared = sizeof(struct moe_quad_list) +
                       (size_t)(QUAD_ROWS + (sums > below ? sums : below)) * sizeof(float) +
                       (size_t)(warps * ring_bytes(plan.stages, plan.slot));
@@ -545,7 +643,9 @@ static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int
         if (p.rule.spread)
             kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, QUAD_SPREAD>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
-    if (cu->can.grid_barrier && p.down.n_tiles <= cu->n_sm) {
+    if (PARTS == 1 && p.down.n_tiles > cu->n_sm)
+        outputs = grid;
+    if (cu->can.grid_barrier && (PARTS == 1 || p.down.n_tiles <= cu->n_sm)) {
         p.phases = QUAD_UP | QUAD_DOWN;
         cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
         return;
@@ -585,6 +685,8 @@ void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int ro
         moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, false>(cu, p, threads, plan.shared);
     else if (q4 && kind == TILE_Q6_K && plan.parts == 2)
         moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, false>(cu, p, threads, plan.shared);
+    else if (moe_quad_is_mxfp4(&p.up, &p.down, plan.parts))
+        moe_quad_launch<TILE_MXFP4, TILE_MXFP4, 1, 4, false>(cu, p, threads, plan.shared);
     else if (p.up.set == SET_K && p.down.set == SET_K && plan.parts == 2)
         moe_quad_launch<ANY_K, ANY_K, 2, 3, false>(cu, p, threads, plan.shared);
     else if (p.up.set == SET_K && p.down.set == SET_K)

@@ -40,28 +40,30 @@ DEVICE void store8f(float *p, const float (&v)[8])
     *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-/* An expert's weights, held by a warp: the first k tiles in registers. */
-struct router_expert {
-    enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 };
+/* An expert's weights, held by a warp: the first KEPT k tiles in registers. */
+template <int KEPT> struct router_expert {
+    enum { TILE_FLOATS = F32_BYTES / 4 };
     const float *row;
     float w[KEPT][8];
 };
-DEVICE void router_expert_load(struct router_expert &r, const struct matrix &w, int e)
+template <int KEPT>
+DEVICE void router_expert_load(struct router_expert<KEPT> &r, const struct matrix &w, int e)
 {
     r.row = (const float *)(w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)w.n_kt * F32_BYTES) +
             (e % TILE_ROWS) * TILE_K + lane_id() * 8;
 #pragma unroll
-    for (int i = 0; i < r.KEPT; i++)
+    for (int i = 0; i < KEPT; i++)
         if (e < w.n_out && i < w.n_kt)
             load8f(r.row + i * r.TILE_FLOATS, r.w[i]);
 }
 /* A lane's part of the dot product with n, in shared memory. */
-DEVICE float router_expert_dot(const struct router_expert &r, const float *n, int n_kt)
+template <int KEPT>
+DEVICE float router_expert_dot(const struct router_expert<KEPT> &r, const float *n, int n_kt)
 {
     float dot = 0.0f;
     n += lane_id() * 8;
 #pragma unroll
-    for (int i = 0; i < r.KEPT; i++)
+    for (int i = 0; i < KEPT; i++)
         if (i < n_kt) {
             float v[8];
             load8f(n + i * TILE_K, v);
@@ -70,14 +72,30 @@ DEVICE float router_expert_dot(const struct router_expert &r, const float *n, in
                 dot += r.w[i][j] * v[j];
         }
 #pragma unroll 1
-    for (int i = r.KEPT; i < n_kt; i++)
-#pragma unroll 1
+    for (int i = KEPT; i < n_kt; i++) {
+        float a[8], v[8];
+        load8f(r.row + i * r.TILE_FLOATS, a);
+        load8f(n + i * TILE_K, v);
+#pragma unroll
         for (int j = 0; j < 8; j++)
-            dot += r.row[i * r.TILE_FLOATS + j] * n[i * TILE_K + j];
+            dot += a[j] * v[j];
+    }
     return dot;
 }
 
+/* Calls f(kind_is<k tiles that a warp keeps>()) for a router with n_kt of them. */
+template <class F> static void router_kept(int n_kt, F f)
+{
+    if (n_kt <= 8)
+        f(kind_is<8>());
+    else if (n_kt <= 12)
+        f(kind_is<12>());
+    else
+        f(kind_is<16>());
+}
+
 /* Grid: (groups of 8 experts, groups of rows); 8 warps. */
+template <int KEPT>
 static __global__ void __launch_bounds__(256)
     router_kernel(const __grid_constant__ struct router_args p)
 {
@@ -89,7 +107,7 @@ static __global__ void __launch_bounds__(256)
     int warp = warp_id(), lane = lane_id(), n_embd = p.w.n_in, n_kt = p.w.n_kt;
     int e = (int)blockIdx.x * 8 + warp;
     bool mine = e < p.w.n_out;
-    struct router_expert w;
+    struct router_expert<KEPT> w;
     router_expert_load(w, p.w, e);
     dependency_trigger();
     mark(mk, 2);
@@ -282,9 +300,10 @@ void router_block(struct cuda_backend *cu, const struct matrix *w, const struct 
     per = per < 4 ? per : 4;
     struct router_args p = {*w, *in, n, cu->routing.logits, rows, per, 1.0f / (float)w->n_in};
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
-    cuda_launch(cu, router_kernel,
-                dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)ceil_div(rows, per)), 256,
-                (size_t)w->n_kt * TILE_K * 4 + 64, LAUNCH_EARLY, p);
+    auto kernel = router_kernel<8>;
+    router_kept(w->n_kt, [&](auto kept) { kernel = router_kernel<kept.VALUE>; });
+    cuda_launch(cu, kernel, dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)ceil_div(rows, per)),
+                256, (size_t)w->n_kt * TILE_K * 4 + 64, LAUNCH_EARLY, p);
 }
 
 /* Router logits in floats, of norm(x + d) where there is a norm. Grid: (groups of eight experts,
@@ -319,6 +338,7 @@ DEVICE void router_columns(const struct norm_in &in, size_t at, int k, float (&v
         v[i] *= sum[i];
 }
 
+template <int KEPT>
 static __global__ void __launch_bounds__(256)
     router_records_kernel(const __grid_constant__ struct router_records_args p)
 {
@@ -327,7 +347,7 @@ static __global__ void __launch_bounds__(256)
     int warp = warp_id(), lane = lane_id(), row = (int)blockIdx.y, e = (int)blockIdx.x * 8 + warp;
     int n_embd = p.w.n_in, n_kt = p.w.n_kt, tid = (int)threadIdx.x;
     bool mine = e < p.w.n_out;
-    struct router_expert w;
+    struct router_expert<KEPT> w;
     router_expert_load(w, p.w, e);
     dependency_trigger();
     dependency_wait();
@@ -405,8 +425,10 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
     struct router_records_args p = {*w, *in, cu->routing.logits, cu->forms.records,
                                     cu->forms.scale};
-    cuda_launch(cu, router_records_kernel, dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)rows),
-                256, router_records_shared(w), LAUNCH_EARLY, p);
+    auto kernel = router_records_kernel<8>;
+    router_kept(w->n_kt, [&](auto kept) { kernel = router_records_kernel<kept.VALUE>; });
+    cuda_launch(cu, kernel, dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)rows), 256,
+                router_records_shared(w), LAUNCH_EARLY, p);
 }
 
 /*
