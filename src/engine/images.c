@@ -41,7 +41,7 @@ struct image_cache {
     struct image_times times;
 };
 
-struct item {
+struct image_item {
     char *bytes; /* (n) the file */
     size_t n;
     bool low; /* few details are wanted */
@@ -57,7 +57,7 @@ struct prompt_images {
     struct engine *engine;
     struct image_cache *cache;
     struct image_rules rules;
-    struct item items[MAX_IMAGES];
+    struct image_item items[MAX_IMAGES];
     int n;
     char mark[MARK_LEN + 1]; /* without the index */
     int order[MAX_IMAGES];   /* (n_shown) the item of each image of the prompt */
@@ -306,9 +306,9 @@ bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, con
     char *copy = mem_ask(n ? n : 1);
     if (!copy)
         return error_set(err, "%s: out of memory for the image", where);
-    struct item *item = &m->items[m->n];
+    struct image_item *item = &m->items[m->n];
     memcpy(copy, bytes, n);
-    *item = (struct item){.bytes = copy, .n = n, .low = m->low};
+    *item = (struct image_item){.bytes = copy, .n = n, .low = m->low};
     snprintf(item->where, sizeof item->where, "%s", where);
     buf_addf(out, "%s%04d", m->mark, m->n++);
     return true;
@@ -338,7 +338,7 @@ bool prompt_images_has_mark(const struct prompt_images *m, const char *text, siz
 
 /* Into the prompt */
 
-static bool fail(const struct item *item, struct error *err)
+static bool fail(const struct image_item *item, struct error *err)
 {
     return error_prefix(err, "%s", item->where);
 }
@@ -348,14 +348,15 @@ static struct image_limits limits_of(const struct prompt_images *m)
     return (struct image_limits){.max_pixels = m->rules.max_pixels, .stop = m->rules.stop};
 }
 
-static const struct tower_config *config_of(const struct prompt_images *m, const struct item *item)
+static const struct tower_config *config_of(const struct prompt_images *m,
+                                            const struct image_item *item)
 {
     const struct encoder *e = engine_encoder(m->engine);
     return item->low ? encoder_low_config(e) : encoder_config(e);
 }
 
 /* Names the image by its content, for this salt and these details. */
-static const uint8_t *name_item(const struct prompt_images *m, struct item *item)
+static const uint8_t *name_item(const struct prompt_images *m, struct image_item *item)
 {
     size_t salt = m->rules.salt ? strlen(m->rules.salt) : 0;
     struct buf all = {0};
@@ -377,7 +378,7 @@ static const uint8_t *name_item(const struct prompt_images *m, struct item *item
     return item->id;
 }
 
-static bool decode(struct prompt_images *m, const struct item *item, struct image *out,
+static bool decode(struct prompt_images *m, const struct image_item *item, struct image *out,
                    struct error *err)
 {
     struct image_limits limits = limits_of(m);
@@ -389,7 +390,7 @@ static bool decode(struct prompt_images *m, const struct item *item, struct imag
 }
 
 /* Decodes the image; its views and marks follow from its size. The pixels are kept for the tower if there is room. */
-static bool read_image(struct prompt_images *m, struct item *item, struct error *err)
+static bool read_image(struct prompt_images *m, struct image_item *item, struct error *err)
 {
     struct image image;
     struct image_plan plan;
@@ -410,7 +411,7 @@ static bool read_image(struct prompt_images *m, struct item *item, struct error 
 }
 
 /* Sets item->plan. An image whose features are cached is not decoded. */
-static bool measure(struct prompt_images *m, struct item *item, struct error *err)
+static bool measure(struct prompt_images *m, struct image_item *item, struct error *err)
 {
     if (item->plan)
         return true;
@@ -508,7 +509,7 @@ bool prompt_images_expand(struct prompt_images *m, struct token_list *ids, struc
     return true;
 }
 
-static bool encode(struct prompt_images *m, struct item *item, struct features *out,
+static bool encode(struct prompt_images *m, struct image_item *item, struct features *out,
                    struct error *err)
 {
     struct image image = item->pixels;
@@ -530,7 +531,7 @@ static bool encode(struct prompt_images *m, struct item *item, struct features *
 }
 
 /* Sets item->seen. */
-static bool find_features(struct prompt_images *m, struct item *item, struct error *err)
+static bool find_features(struct prompt_images *m, struct image_item *item, struct error *err)
 {
     struct features features = {0};
     if (item->seen)
@@ -557,7 +558,7 @@ bool prompt_images_encode(struct prompt_images *m, struct error *err)
     m->embeds = mem_realloc(m->embeds, (size_t)m->n_runs, sizeof *m->embeds);
     for (int i = 0; i < m->n_runs; i++) {
         const struct image_run *r = &m->runs[i];
-        struct item *item = &m->items[m->order[r->shown]];
+        struct image_item *item = &m->items[m->order[r->shown]];
         if (!find_features(m, item, err))
             return false;
         const struct features *f = &item->seen->features;

@@ -131,14 +131,14 @@ static bool is_segment(const char *name)
                          strchr("ks", name[NAME_HEX + 1]));
 }
 
-struct segment {
+struct kept_segment {
     char folder[17], name[NAME_HEX + 8];
     uint64_t bytes;
     struct timespec used;
 };
 
 struct segments {
-    struct segment *v; /* (n) */
+    struct kept_segment *v; /* (n) */
     size_t n, cap;
     uint64_t bytes;
 };
@@ -158,8 +158,8 @@ static void add_folder(struct segments *all, int at, const char *folder)
             all->cap = all->cap ? 2 * all->cap : 256;
             all->v = mem_realloc(all->v, all->cap, sizeof *all->v);
         }
-        struct segment *s = &all->v[all->n++];
-        *s = (struct segment){.bytes = (uint64_t)st.st_size, .used = os_file_time(&st)};
+        struct kept_segment *s = &all->v[all->n++];
+        *s = (struct kept_segment){.bytes = (uint64_t)st.st_size, .used = os_file_time(&st)};
         snprintf(s->folder, sizeof s->folder, "%s", folder);
         snprintf(s->name, sizeof s->name, "%.*s", (int)sizeof s->name - 1, f->d_name);
         all->bytes += s->bytes;
@@ -190,8 +190,8 @@ static void gather(void *arg, int at, const char *name)
 
 static int by_age(const void *a, const void *b)
 {
-    const struct timespec *x = &((const struct segment *)a)->used,
-                          *y = &((const struct segment *)b)->used;
+    const struct timespec *x = &((const struct kept_segment *)a)->used,
+                          *y = &((const struct kept_segment *)b)->used;
     if (x->tv_sec != y->tv_sec)
         return x->tv_sec < y->tv_sec ? -1 : 1;
     return (x->tv_nsec > y->tv_nsec) - (x->tv_nsec < y->tv_nsec);

@@ -80,7 +80,7 @@ bool keeper_take(struct keeper *k, struct choice *c)
 }
 
 /* A job's segments, in a ring: threads read ahead, one takes them in order. */
-struct ring {
+struct read_ring {
     struct keeper *k;
     const struct read_job *job;
     struct chain *chains; /* (end + 1) */
@@ -97,7 +97,7 @@ struct ring {
 };
 
 /* Reads one file and compares it with the prompt. */
-static bool read_file(const struct ring *r, int i, char kind, char *record, struct error *err)
+static bool read_file(const struct read_ring *r, int i, char kind, char *record, struct error *err)
 {
     struct keeper *k = r->k;
     struct prefix_shape shape = keep_shape(k, r->chains[i], kind);
@@ -131,7 +131,7 @@ static bool read_file(const struct ring *r, int i, char kind, char *record, stru
 
 static void *read_ahead(void *arg)
 {
-    struct ring *r = arg;
+    struct read_ring *r = arg;
     pthread_mutex_lock(&r->lock);
     while (!r->stop && r->next < r->job->end) {
         if (r->next >= r->taken + r->n_slots) {
@@ -249,7 +249,7 @@ static void end_reading(void *arg)
 }
 
 /* Waits for segment i. NULL: it could not be read. */
-static struct slot *await_segment(struct ring *r, int i)
+static struct slot *await_segment(struct read_ring *r, int i)
 {
     struct slot *s = &r->slots[i % r->n_slots];
     pthread_mutex_lock(&r->lock);
@@ -260,7 +260,7 @@ static struct slot *await_segment(struct ring *r, int i)
     return ok ? s : NULL;
 }
 
-static void pass_on(struct ring *r)
+static void pass_on(struct read_ring *r)
 {
     pthread_mutex_lock(&r->lock);
     r->taken++;
@@ -277,7 +277,7 @@ static double seconds_since(int64_t *at)
 }
 
 /* Copies the segments into the cache in order. Returns the end of those that were copied. */
-static int take_segments(struct ring *r, struct in_piece *p)
+static int take_segments(struct read_ring *r, struct in_piece *p)
 {
     struct keeper *k = r->k;
     bool ok = engine_call(k->e, begin_reading, p) && p->ok;
@@ -297,12 +297,13 @@ static int take_segments(struct ring *r, struct in_piece *p)
     return i;
 }
 
-static bool ring_init(struct ring *r, struct keeper *k, const struct read_job *j)
+static bool ring_init(struct read_ring *r, struct keeper *k, const struct read_job *j)
 {
     int n = j->end - j->first, slots = n < RING ? n : RING;
     if ((size_t)slots * k->seg_bytes > RING_BYTES)
         slots = (int)(RING_BYTES / k->seg_bytes) > 1 ? (int)(RING_BYTES / k->seg_bytes) : 1;
-    *r = (struct ring){.k = k, .job = j, .next = j->first, .taken = j->first, .n_slots = slots};
+    *r =
+        (struct read_ring){.k = k, .job = j, .next = j->first, .taken = j->first, .n_slots = slots};
     uint64_t *room = mem_zalloc(2 + (size_t)k->seg_len, sizeof *room);
     r->chains = mem_zalloc((size_t)j->end + 1, sizeof *r->chains);
     r->chains[0] = keep_root(k, &j->choice->req->spec);
@@ -330,7 +331,7 @@ static void unpin_record(void *arg)
     u->be->ops->host->unpin(u->be, u->record);
 }
 
-static void ring_clear(struct ring *r)
+static void ring_clear(struct read_ring *r)
 {
     for (int i = 0; i < r->n_slots; i++) {
         struct unpinning u = {r->k->e->rt->kv->be, r->slots[i].record};
@@ -344,7 +345,7 @@ static void ring_clear(struct ring *r)
 }
 
 /* Reads ahead with several threads, and copies. Returns the end of the segments that were copied. */
-static int read_ring(struct ring *r, struct in_piece *p)
+static int read_ring(struct read_ring *r, struct in_piece *p)
 {
     pthread_t threads[READ_THREADS_MOST];
     int n = 0, most = os_cpus() < READ_THREADS_MOST ? os_cpus() : READ_THREADS_MOST;
@@ -392,7 +393,7 @@ static void finish_read(struct keeper *k, struct read_job *j)
 static void read_segments(struct keeper *k, struct read_job *j)
 {
     int64_t start = clock_ns();
-    struct ring r;
+    struct read_ring r;
     struct in_piece p = {.k = k, .job = j, .list = keep_list_new(k)};
     p.content = mem_zalloc((size_t)k->seg_len, sizeof *p.content);
     int end = ring_init(&r, k, j) ? read_ring(&r, &p) : j->first;

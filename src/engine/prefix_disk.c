@@ -17,7 +17,7 @@
 #define GIGABYTE ((uint64_t)1 << 30)
 
 /* A piece of work on the engine's thread. */
-struct piece {
+struct disk_piece {
     struct engine *e;
     uint64_t root;
     struct prefix_ids ids; /* of the prompt */
@@ -72,7 +72,7 @@ static void add_place(struct prefix_ids *ids, int at)
 /* Shortens the prompt to its longest cached prefix. For a model with states that prefix ends at a kept state. */
 static void measure(void *arg)
 {
-    struct piece *p = arg;
+    struct disk_piece *p = arg;
     const struct kvcache *kv = p->e->rt->kv;
     struct prefix_ids *ids = &p->ids;
     uint64_t chain = p->root;
@@ -102,7 +102,7 @@ static void measure(void *arg)
 }
 
 /* The chain after the first n_pages pages of the prompt. */
-static bool find_chain(const struct piece *p, int n_pages, uint64_t *chain)
+static bool find_chain(const struct disk_piece *p, int n_pages, uint64_t *chain)
 {
     const struct kvcache *kv = p->e->rt->kv;
     *chain = p->root;
@@ -118,7 +118,7 @@ static bool find_chain(const struct piece *p, int n_pages, uint64_t *chain)
 
 static void read_pages(void *arg)
 {
-    struct piece *p = arg;
+    struct disk_piece *p = arg;
     struct kvcache *kv = p->e->rt->kv;
     uint64_t chain;
     p->ok = find_chain(p, p->from, &chain);
@@ -136,7 +136,7 @@ static void read_pages(void *arg)
 /* The last page if it is not full, and the state after it. */
 static void read_end(void *arg)
 {
-    struct piece *p = arg;
+    struct disk_piece *p = arg;
     struct kvcache *kv = p->e->rt->kv;
     int len = kv->page_len, rest = p->at % len, n_tail = 0, full = p->at / len;
     const uint64_t *content = p->ids.content + p->at - rest;
@@ -161,7 +161,7 @@ static void read_end(void *arg)
 /* Restoring */
 
 /* Attaches the pages that are restored already, so that they stay in order of use and are found. */
-static bool attach(const struct piece *p, int n_pages, struct kv_seq *s, uint64_t *chain)
+static bool attach(const struct disk_piece *p, int n_pages, struct kv_seq *s, uint64_t *chain)
 {
     struct kvcache *kv = p->e->rt->kv;
     *chain = p->root;
@@ -181,7 +181,7 @@ static bool attach(const struct piece *p, int n_pages, struct kv_seq *s, uint64_
 
 static void write_pages(void *arg)
 {
-    struct piece *p = arg;
+    struct disk_piece *p = arg;
     struct kvcache *kv = p->e->rt->kv;
     int len = kv->page_len;
     struct kv_seq s = {0};
@@ -205,7 +205,7 @@ static void write_pages(void *arg)
 
 static void write_end(void *arg)
 {
-    struct piece *p = arg;
+    struct disk_piece *p = arg;
     struct kvcache *kv = p->e->rt->kv;
     int len = kv->page_len, rest = p->at % len, full = p->at / len;
     struct kv_seq s = {0};
@@ -307,7 +307,7 @@ const char *prefix_disk_refuses(const struct engine *e)
 }
 
 /* Runs a piece of work between steps. */
-static bool run(struct piece *p, void (*fn)(void *arg), const char *why, struct error *err)
+static bool run(struct disk_piece *p, void (*fn)(void *arg), const char *why, struct error *err)
 {
     p->ok = false;
     if (!engine_call(p->e, fn, p))
@@ -341,8 +341,8 @@ static int find_ends(const struct prefix_ids *ids, int page_len, int ends[PREFIX
     return ids->n_states ? ids->n_states : ids->n_tokens % page_len != 0;
 }
 
-static bool save_records(struct piece *p, const struct prefix_shape *shape, struct prefix_writer *w,
-                         struct error *err)
+static bool save_records(struct disk_piece *p, const struct prefix_shape *shape,
+                         struct prefix_writer *w, struct error *err)
 {
     static const char gone[] = "the pages have left the cache meanwhile";
     const struct kvcache *kv = p->e->rt->kv;
@@ -368,7 +368,7 @@ static bool save_records(struct piece *p, const struct prefix_shape *shape, stru
 }
 
 /* Clients may not fill the disk: 1 GB of it stays free, or a tenth of a small one. */
-static bool has_disk(const struct piece *p, const struct prefix_disk *d,
+static bool has_disk(const struct disk_piece *p, const struct prefix_disk *d,
                      const struct prefix_shape *shape, struct error *err)
 {
     const struct kvcache *kv = p->e->rt->kv;
@@ -391,7 +391,7 @@ bool prefix_disk_save(struct engine *e, const struct prefix_disk *d, const int32
                       int *n_saved, uint64_t *bytes, struct error *err)
 {
     struct prefix_shape shape;
-    struct piece p = {.e = e, .ids = {.n_tokens = n}};
+    struct disk_piece p = {.e = e, .ids = {.n_tokens = n}};
     fill_shape(e, d->salt, &shape);
     p.root = prefix_root(e->rt->kv->prefix, d->salt, d->salt ? strlen(d->salt) : 0);
     uint64_t *content = mem_ask(((size_t)n + 1) * sizeof *content);
@@ -415,7 +415,7 @@ bool prefix_disk_save(struct engine *e, const struct prefix_disk *d, const int32
     return ok;
 }
 
-static bool restore_records(struct piece *p, struct prefix_reader *r, struct error *err)
+static bool restore_records(struct disk_piece *p, struct prefix_reader *r, struct error *err)
 {
     static const char no_room[] = "the cache has no room for the saved pages";
     const struct kvcache *kv = p->e->rt->kv;
@@ -445,7 +445,7 @@ bool prefix_disk_restore(struct engine *e, const struct prefix_disk *d, int32_t 
                          uint64_t *bytes, struct error *err)
 {
     struct prefix_shape shape;
-    struct piece p = {.e = e};
+    struct disk_piece p = {.e = e};
     int n_vocab = e->rt->model->config.n_vocab;
     fill_shape(e, d->salt, &shape);
     struct prefix_reader *r = prefix_reader_open(d->dir, d->name, &shape, e->context, err);

@@ -49,7 +49,7 @@ struct x_block {
 };
 
 /* A thread's working memory. */
-struct int8_scratch {
+struct i8mm_scratch {
     struct {
         unsigned stamp;
         const void *q, *rows;
@@ -64,7 +64,7 @@ struct int8_scratch {
 
 size_t gemm_int8_scratch_i8mm(int n_in)
 {
-    return sizeof(struct int8_scratch) +
+    return sizeof(struct i8mm_scratch) +
            GROUPS * (size_t)((n_in + 31) / 32) * sizeof(struct x_block);
 }
 
@@ -84,7 +84,7 @@ INLINE void pack_codes(const uint8_t *from, int8_t (*to)[X_PAIRS][16], int row)
 }
 
 /* Packs the call's inputs, unless they are still packed from the call before. */
-static void pack_inputs(const struct gemm_call *c, struct int8_scratch *s, bool fine, bool fine_min)
+static void pack_inputs(const struct gemm_call *c, struct i8mm_scratch *s, bool fine, bool fine_min)
 {
     const struct gemm_x *x = c->x;
     int n_in = c->w->n_in, n_blocks = n_in / 32;
@@ -130,7 +130,7 @@ INLINE void pair_rows(const float *from, float (*to)[4], const float unit)
 }
 
 /* Makes pairs of rows of n columns of codes. gap: bytes between those of 64 columns and the next. */
-INLINE void pair_chunk(struct int8_scratch *s, const uint8_t *codes, const int gap, int n,
+INLINE void pair_chunk(struct i8mm_scratch *s, const uint8_t *codes, const int gap, int n,
                        const enum kind kind)
 {
     const bool mins = kind == KIND_SCALE32_MIN || kind == KIND_FINE_MIN;
@@ -304,7 +304,7 @@ INLINE void multiply(const struct w_block *w, const struct x_block *x, int n,
 }
 
 /* Multiplies n blocks of a panel by those of all groups, which are `stride` blocks apart. */
-INLINE void multiply_all(struct int8_scratch *s, const struct x_block *x, int n, int stride,
+INLINE void multiply_all(struct i8mm_scratch *s, const struct x_block *x, int n, int stride,
                          int rows, int halves, const enum kind kind)
 {
     for (int i = 0; rows > 0; i++, rows -= X_ROWS, x += stride)
@@ -316,7 +316,7 @@ INLINE void multiply_all(struct int8_scratch *s, const struct x_block *x, int n,
 }
 
 /* Stores a panel's sums to y, two input rows at a time. */
-static void store(const struct gemm_call *c, const struct int8_scratch *s, int col)
+static void store(const struct gemm_call *c, const struct i8mm_scratch *s, int col)
 {
     int width = c->n_rows - col < GEMM_PANEL ? c->n_rows - col : GEMM_PANEL;
     for (int i = 0; i < c->n; i += 2) {
@@ -350,7 +350,7 @@ static void store(const struct gemm_call *c, const struct int8_scratch *s, int c
 
 /* For one kind of block: makes a chunk's pairs, and multiplies all groups by it. */
 #define MULTIPLY(name, kind, gap)                                                                  \
-    static void name(struct int8_scratch *s, const uint8_t *codes, const struct x_block *x, int n, \
+    static void name(struct i8mm_scratch *s, const uint8_t *codes, const struct x_block *x, int n, \
                      int stride, int rows, int halves)                                             \
     {                                                                                              \
         pair_chunk(s, codes, gap, n, kind);                                                        \
@@ -374,14 +374,14 @@ static const uint8_t *unpack_q8_0_scales(const uint8_t *panel, int k, int n, str
 }
 
 typedef const uint8_t *unpack_fn(const uint8_t *panel, int k, int n, struct chunk *c);
-typedef void multiply_fn(struct int8_scratch *s, const uint8_t *codes, const struct x_block *x,
+typedef void multiply_fn(struct i8mm_scratch *s, const uint8_t *codes, const struct x_block *x,
                          int n, int stride, int rows, int halves);
 
 /* fine, fine_min: as pack_inputs */
 static void gemm(const struct gemm_call *c, bool fine, bool fine_min, unpack_fn *unpack,
                  multiply_fn *multiply_chunk)
 {
-    struct int8_scratch *s = c->scratch;
+    struct i8mm_scratch *s = c->scratch;
     const struct gemm_seg *seg = c->seg;
     int n_in = c->w->n_in;
     pack_inputs(c, s, fine, fine_min);

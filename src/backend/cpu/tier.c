@@ -38,7 +38,7 @@ struct tier_weight {
     struct tier_weight *next;
 };
 
-struct piece {
+struct tier_piece {
     struct tier_weight *of;
     int expert, seg, panel, n_panels;
 };
@@ -54,7 +54,7 @@ struct cpu_tier {
 
     pthread_mutex_t lock; /* of all below, and of the weights' members */
     pthread_cond_t work, done;
-    struct piece *queue; /* (cap) a ring */
+    struct tier_piece *queue; /* (cap) a ring */
     size_t head, n, cap;
     int waiting;        /* experts that a step waits for */
     int guesses, right; /* experts read ahead, and then needed; of late */
@@ -76,7 +76,8 @@ static int panels_of_piece(const struct tier_weight *w, int seg)
     return panel < PIECE_BYTES ? (int)(PIECE_BYTES / panel) : 1;
 }
 
-static bool read_piece(const struct cpu_tier *t, const struct piece *p, int place, uint8_t *buffer)
+static bool read_piece(const struct cpu_tier *t, const struct tier_piece *p, int place,
+                       uint8_t *buffer)
 {
     const struct tier_weight *w = p->of;
     const struct gemm_seg *s = &w->w->seg[p->seg];
@@ -96,7 +97,7 @@ static bool read_piece(const struct cpu_tier *t, const struct piece *p, int plac
     return true;
 }
 
-static void finish_piece(struct cpu_tier *t, const struct piece *p, bool ok)
+static void finish_piece(struct cpu_tier *t, const struct tier_piece *p, bool ok)
 {
     struct tier_expert *e = &p->of->experts[p->expert];
     t->failed |= !ok;
@@ -120,7 +121,7 @@ static void *reader(void *arg)
             pthread_cond_wait(&t->work, &t->lock);
         if (t->quit)
             break;
-        struct piece p = t->queue[t->head];
+        struct tier_piece p = t->queue[t->head];
         t->head = (t->head + 1) % t->cap;
         t->n--;
         int place = p.of->w->place[p.expert];
@@ -334,7 +335,7 @@ static void start_reading(struct cpu_tier *t, struct tier_weight *w, int expert,
         for (int p = 0; p < n; p += step, e->pieces++) {
             CHECK(t->n < t->cap, "more than %zu reads of experts", t->cap);
             t->queue[(t->head + t->n++) % t->cap] =
-                (struct piece){w, expert, i, p, p + step < n ? step : n - p};
+                (struct tier_piece){w, expert, i, p, p + step < n ? step : n - p};
         }
     }
     pthread_cond_broadcast(&t->work);

@@ -114,7 +114,7 @@ void cpu_clip_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, f
 }
 
 /* Joins rows of a step, from each sequence's first one on. */
-struct tower_join {
+struct tower_input {
     struct cpu_backend *cb;
     const struct merge_step *s;
     const float *from; /* (rows, width) */
@@ -125,7 +125,7 @@ struct tower_join {
 static void join_rows(void *arg, int ith, int first, int last)
 {
     (void)ith;
-    const struct tower_join *j = arg;
+    const struct tower_input *j = arg;
     int n = j->s->rows, width = j->width;
     for (int r = first; r < last; r++) {
         float *to = j->to + (size_t)r * (size_t)(j->s->mean ? width : n * width);
@@ -152,7 +152,7 @@ static int merge_step(struct cpu_backend *cb, const struct merge_step *s, int *a
     if (s->norm.kind)
         cpu_add_norm(x, NULL, &s->norm, x, rows, *width, cb->pool, cb->isa);
     if (s->rows > 1) {
-        struct tower_join j = {cb, s, x, other, *width};
+        struct tower_input j = {cb, s, x, other, *width};
         pool_each(cb->pool, rows /= s->rows, POOL_EVEN, join_rows, &j);
         float *swap = x;
         x = other;

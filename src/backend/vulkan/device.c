@@ -89,7 +89,7 @@ static int compute_family(VkPhysicalDevice d)
     return found;
 }
 
-struct features {
+struct device_features {
     VkPhysicalDeviceFeatures2 all;
     VkPhysicalDeviceVulkan12Features v12;
     VkPhysicalDeviceSubgroupSizeControlFeatures control;
@@ -103,7 +103,7 @@ struct extras {
 };
 
 /* has: the extensions whose features are in the chain. */
-static void features_chain(struct features *f, const struct extras *has)
+static void features_chain(struct device_features *f, const struct extras *has)
 {
     memset(f, 0, sizeof *f);
     f->all.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2;
@@ -142,7 +142,7 @@ static bool has_extension(VkPhysicalDevice d, const char *name)
 /* What the kernels cannot do without. */
 static bool is_able(VkPhysicalDevice d, const char *name, struct error *err)
 {
-    struct features f;
+    struct device_features f;
     VkPhysicalDeviceVulkan11Properties v11 = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES};
     VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
@@ -176,7 +176,7 @@ static bool has_timestamps(const struct vulkan *v)
 }
 
 /* Whether gemm_coop's products run: matrices of 16 x 16 x 16 by subgroups of 32, and what its shader declares. */
-static bool has_coop(const struct vulkan *v, const struct features *f, uint32_t shared)
+static bool has_coop(const struct vulkan *v, const struct device_features *f, uint32_t shared)
 {
     VkCooperativeMatrixPropertiesNV list[64];
     uint32_t n = 64;
@@ -209,7 +209,7 @@ static bool make_device(struct vulkan *v, struct error *err)
                                      .pNext = &v11};
     VkPhysicalDeviceMemoryProperties2 memory = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2};
-    struct features f;
+    struct device_features f;
     const char *control = VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME;
     const char *coop = VK_NV_COOPERATIVE_MATRIX_EXTENSION_NAME, *extensions[3];
     const char *dot = VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME;

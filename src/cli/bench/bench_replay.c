@@ -12,7 +12,7 @@
 
 enum { MOST_TEXTS = 64, MOST_TOKENS = 1 << 20, MOST_REPS = 1000, LEAST_ANSWER = 16 };
 
-struct text {
+struct replay_text {
     char name[32];
     int32_t *prompt, *answer; /* (n_prompt), (n_answer) */
     int n_prompt, n_answer;
@@ -20,7 +20,7 @@ struct text {
 
 /* Drafts of the text that is replayed, some of them wrong. */
 struct accepting {
-    const struct text *text;
+    const struct replay_text *text;
     float share; /* of drafts that are right; 0 = the engine's own drafts */
     uint32_t random;
 };
@@ -50,7 +50,7 @@ static int32_t *read_ids(const json_t *line, const char *field, int *n)
     return ids;
 }
 
-static bool read_text(const char *file, int number, const char *line, struct text *t,
+static bool read_text(const char *file, int number, const char *line, struct replay_text *t,
                       struct error *err)
 {
     json_t *v = json_loads(line, 0, NULL);
@@ -67,7 +67,7 @@ static bool read_text(const char *file, int number, const char *line, struct tex
     return true;
 }
 
-static int read_texts(const char *file, struct text *texts, struct error *err)
+static int read_texts(const char *file, struct replay_text *texts, struct error *err)
 {
     FILE *f = fopen(file, "r");
     char *line = NULL;
@@ -89,8 +89,8 @@ static int read_texts(const char *file, struct text *texts, struct error *err)
 }
 
 /* Generates the text in n_seqs sequences, each of a client of its own, so that none knows the others' answers. */
-static bool replay(struct engine *e, const struct text *t, int n_seqs, bool drafts, struct run *out,
-                   struct error *err)
+static bool replay(struct engine *e, const struct replay_text *t, int n_seqs, bool drafts,
+                   struct run *out, struct error *err)
 {
     static uint64_t client;
     struct events *q = events_new();
@@ -157,7 +157,7 @@ static int make_right(void *arg, const int32_t *tokens, int n_tokens, int32_t *d
     return n;
 }
 
-static bool check_ids(const char *file, const struct text *t, int n_vocab, struct error *err)
+static bool check_ids(const char *file, const struct replay_text *t, int n_vocab, struct error *err)
 {
     bool ok = true;
     for (int i = 0; i < t->n_prompt; i++)
@@ -174,7 +174,7 @@ static int by_speed(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void print(const struct text *t, int n_seqs, const struct run *plain,
+static void print(const struct replay_text *t, int n_seqs, const struct run *plain,
                   const struct run *draft, bool json)
 {
     int drafted = 0, accepted = 0;
@@ -222,7 +222,7 @@ static void print_cost(struct engine *e, int n_seqs, bool json)
     fflush(stdout);
 }
 
-static bool measure(struct engine *e, const struct text *t, int n_seqs, int reps, bool json,
+static bool measure(struct engine *e, const struct replay_text *t, int n_seqs, int reps, bool json,
                     struct error *err)
 {
     struct run *runs[2]; /* without drafts, with */
@@ -248,7 +248,7 @@ bool bench_replay(const char *path, const char *file, const struct runtime_optio
                   struct error *err)
 {
     struct accepting right = {.share = accept, .random = 5};
-    static struct text texts[MOST_TEXTS];
+    static struct replay_text texts[MOST_TEXTS];
     int n = read_texts(file, texts, err), longest = 0;
     struct engine *e = NULL;
     struct engine_options o = {.runtime = *opt};

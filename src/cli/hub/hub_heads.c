@@ -64,7 +64,7 @@ static bool make_folders(const char *folder, const char *path, struct error *err
     return ok;
 }
 
-struct heads {
+struct hub_head_files {
     const struct hub_name *name;
     const struct hub_repo *repo;
     const struct fetch_options *opt;
@@ -72,7 +72,7 @@ struct heads {
     struct error *err;
 };
 
-static bool fetch_one(const struct heads *h, const struct hub_file *f, size_t bytes)
+static bool fetch_one(const struct hub_head_files *h, const struct hub_file *f, size_t bytes)
 {
     struct buf url = {0}, head = {0}, path = {0};
     long status;
@@ -143,7 +143,7 @@ bool hub_heads(const struct hub_name *asked, struct buf *folder, struct buf *out
         if (first >= 0)
             buf_addf(out, "/%s", r.files[first].path);
     }
-    struct heads h = {&name, &r, &opt, folder->p, err};
+    struct hub_head_files h = {&name, &r, &opt, folder->p, err};
     bool whole = false;
     for (size_t bytes = FIRST_BYTES; ok && !whole; bytes *= 4) {
         for (int i = 0; ok && i < r.n; i++)

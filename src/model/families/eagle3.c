@@ -13,15 +13,15 @@ enum { USUAL_TAPS = 3 };
 
 /* The layer is called layers.0 in some folders, midlayer in others. */
 #define ENDS .fc = {"fc", "model.fc"}, .taps_norm = {"enc.output_norm", "model.input_norm"}
-struct names {
+struct eagle_names {
     struct decoder_names layer; /* attn_norm: of the embedding */
     struct tensor_name fc, taps_norm, hidden_norm;
 };
-static const struct names numbered = {
+static const struct eagle_names numbered = {
     {DECODER_ENDS, DECODER_ATTENTION, DECODER_MLP},
     ENDS,
     .hidden_norm = {"blk.%d.attn_norm_2", "model.layers.%d.hidden_norm"}};
-static const struct names middle = {
+static const struct eagle_names middle = {
     {DECODER_ENDS, .q = {"blk.%d.attn_q", "model.midlayer.self_attn.q_proj"},
      .k = {"blk.%d.attn_k", "model.midlayer.self_attn.k_proj"},
      .v = {"blk.%d.attn_v", "model.midlayer.self_attn.v_proj"},
@@ -39,7 +39,7 @@ static const struct decoder decoder = {.windows = false};
 static const struct model_family family = {
     .name = "eagle3", .hf = "eagle3", .hf_class = "LlamaForCausalLMEagle3", .interleaved_qk = true};
 
-static const struct names *names_of(const struct eagle *e)
+static const struct eagle_names *names_of(const struct eagle *e)
 {
     return build_present(e->file, &e->config, &middle.layer.o, 0) ? &middle : &numbered;
 }
@@ -224,7 +224,7 @@ static bool read_hf(struct meta_reader *in, struct eagle *e)
 /* Whether a tensor belongs to one of the head's, in any form in which folders pack matrices. */
 static bool is_known(const struct eagle *e, const char *tensor)
 {
-    const struct names *n = names_of(e);
+    const struct eagle_names *n = names_of(e);
     const struct decoder_names *l = &n->layer;
     const struct tensor_name *all[] = {
         &l->emb,  &l->norm, &l->head,      &l->attn_norm,   &l->q,
@@ -390,7 +390,7 @@ static void build_mixer(struct net_builder *b, const struct decoder_names *n, st
     };
 }
 
-static void build_head(struct net_builder *b, const struct eagle *e, const struct names *n)
+static void build_head(struct net_builder *b, const struct eagle *e, const struct eagle_names *n)
 {
     struct network *net = b->net;
     struct mtp *m = &net->mtp;
@@ -419,7 +419,7 @@ void eagle_build(struct net_builder *b)
     const struct tensorfile *f = b->f;
     const struct config *c = b->c;
     const struct eagle *e = c->eagle;
-    const struct names *n = names_of(e);
+    const struct eagle_names *n = names_of(e);
     struct decoder d = decoder;
     struct network *net = b->net;
     struct mtp *m = &net->mtp;

@@ -17,7 +17,7 @@ enum use {
 
 /* APIs: C chat, P completions, R Responses, M Messages, O Ollama, o Ollama's options, L and I llama.cpp's /completion and
  * /infill. */
-static const struct field {
+static const struct request_field {
     const char *name, *apis;
     enum use use;
     const char *why; /* of a refusal */
@@ -203,7 +203,7 @@ static const struct field {
     /* clang-format on */
 };
 
-static const struct field *find(const char *name, char api)
+static const struct request_field *find(const char *name, char api)
 {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (strchr(fields[i].apis, api) && !strcmp(fields[i].name, name))
@@ -213,7 +213,7 @@ static const struct field *find(const char *name, char api)
 
 bool fields_unused_option(const char *name)
 {
-    const struct field *f = find(name, 'o');
+    const struct request_field *f = find(name, 'o');
     return f && f->use == UNUSED;
 }
 
@@ -237,7 +237,7 @@ static bool search_is_optional(const json_t *v)
 }
 
 /* Whether the value is the default behaviour. */
-static bool is_default(const struct field *f, const json_t *v)
+static bool is_default(const struct request_field *f, const json_t *v)
 {
     static const struct {
         const char *name;
@@ -287,7 +287,7 @@ static bool check(const json_t *o, char api, const char *endpoint, struct api_er
     json_t *v;
     json_object_foreach((json_t *)o, name, v)
     {
-        const struct field *f = find(name, api);
+        const struct request_field *f = find(name, api);
         if (!f)
             tell("unknown field", name, api, endpoint);
         else if (f->use == REFUSED && !is_default(f, v))

@@ -12,7 +12,7 @@
 
 static const char QUOTES[] = "\"\"\"";
 
-struct cursor {
+struct modelfile_cursor {
     const char *at, *end;
     int line;
 };
@@ -45,14 +45,14 @@ bool modelfile_holds(const char *text, size_t n)
     return !memchr(text, 0, n) && (is_line(text, n) || !quotes);
 }
 
-static void skip_blanks(struct cursor *c)
+static void skip_blanks(struct modelfile_cursor *c)
 {
     while (c->at < c->end && is_blank(*c->at))
         c->at++;
 }
 
 /* To the first character of an instruction; false at the end. */
-static bool next_instruction(struct cursor *c)
+static bool next_instruction(struct modelfile_cursor *c)
 {
     for (;;) {
         skip_blanks(c);
@@ -68,7 +68,7 @@ static bool next_instruction(struct cursor *c)
     }
 }
 
-static void take_word(struct cursor *c, char *word, size_t size)
+static void take_word(struct modelfile_cursor *c, char *word, size_t size)
 {
     size_t n = 0;
     while (c->at < c->end && !isspace((unsigned char)*c->at)) {
@@ -81,7 +81,7 @@ static void take_word(struct cursor *c, char *word, size_t size)
 }
 
 /* A text in quotes or three quotes, or the rest of the line. After it comes the end of the line. */
-static bool take_value(struct cursor *c, struct buf *out, struct error *err)
+static bool take_value(struct modelfile_cursor *c, struct buf *out, struct error *err)
 {
     size_t left = (size_t)(c->end - c->at);
     size_t n_quotes = left >= 3 && !memcmp(c->at, QUOTES, 3) ? 3 : left && *c->at == '"' ? 1 : 0;
@@ -136,7 +136,7 @@ static bool add_parameter(struct modelfile *m, const char *name, const struct bu
     return true;
 }
 
-static bool take_instruction(struct cursor *c, struct modelfile *m, struct error *err)
+static bool take_instruction(struct modelfile_cursor *c, struct modelfile *m, struct error *err)
 {
     char word[32], name[64] = "";
     int line = c->line;
@@ -177,7 +177,7 @@ static bool take_instruction(struct cursor *c, struct modelfile *m, struct error
 
 bool modelfile_parse(const char *text, size_t n, struct modelfile *m, struct error *err)
 {
-    struct cursor c = {.at = text, .end = text + n, .line = 1};
+    struct modelfile_cursor c = {.at = text, .end = text + n, .line = 1};
     *m = (struct modelfile){0};
     bool ok = n <= MODELFILE_MOST || error_set(err, "a Modelfile has at most 1 MB");
     if (ok && memchr(text, 0, n))
