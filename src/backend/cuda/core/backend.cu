@@ -5,6 +5,7 @@
  * prepare.cu and step.cu have what surrounds the ops.
  */
 #include "backend/cuda/attn/index.h"
+#include "backend/cuda/core/streams.h"
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/moe/offload.h"
@@ -16,6 +17,8 @@ extern "C" {
 #include "base/mem.h"
 #include "sample/sampler.h"
 }
+
+#include <math.h>
 
 struct resid *cuda_start_stream(struct cuda_backend *cu, int rows)
 {
@@ -116,6 +119,7 @@ static void op_embed(struct backend *be, const struct embed *e)
         rows_norm(cu, r->x, cuda_gain(cu, &e->norm), r->x, s.n_tokens, cu->shape.n_embd);
     if (e->layers.width && s.n_tokens)
         embed_values(cu, &e->layers);
+    streams_begin(cu);
     step_mark_end(cu, STAGE_EMBED);
 }
 
@@ -196,6 +200,11 @@ static void narrow(struct cuda_backend *cu, struct rows *a)
         step_gather(cu, &s, r->before, cu->act.before_out, x.width);
         r->before = cu->act.before_out;
     }
+    streams_narrow(cu, &s);
+    int at = mtp_of(cu)->narrows;
+    if (at > 0 && cu->net->layers[at - 1].mlp.experts_late)
+        step_gather(cu, &s, cu->mlp.late, cu->mlp.late_out, x.width);
+    r->parts_narrow = true;
     r->x = cu->act.stream_out;
     r->other = cu->act.shadow;
     r->rows = s.n_out;
@@ -308,7 +317,7 @@ static void start_mixer(struct cuda_backend *cu, const struct mixer *m, int laye
 static bool takes_product(const struct cuda_backend *cu, const struct mlp *next)
 {
     return next->router.w && cuda_is_plain(next) && !apart_experts(next) && !next->block.parallel &&
-           next->block.in.kind != NORM_LAYER && !lora_changes_experts(cu, next);
+           !cu->streams && next->block.in.kind != NORM_LAYER && !lora_changes_experts(cu, next);
 }
 
 struct block cuda_keep(struct cuda_backend *cu, const struct block *b)
@@ -332,6 +341,8 @@ static void op_mixer(struct backend *be, const struct mixer *mixer, int layer)
 {
     struct cuda_backend *cu = cuda_self(be);
     const struct weight *wo = mixer_out(mixer);
+    streams_predict(cu, &cu->net->layers[layer].altup);
+    hyper_read(cu, &cu->net->layers[layer].hyper[0]);
     if (!wo) { /* the layer is an mlp alone */
         if (layer == mtp_of(cu)->narrows)
             narrow(cu, NULL);
@@ -341,6 +352,7 @@ static void op_mixer(struct backend *be, const struct mixer *mixer, int layer)
     struct mixer own = *mixer;
     own.block = cuda_keep(cu, &mixer->block);
     const struct mixer *m = &own;
+    streams_laurel(cu, &m->block.in, &m->laurel);
     struct rows a = m->kind == MIXER_DELTA_NET   ? delta_net_mix(cu, m, layer)
                     : m->kind == MIXER_LATENT    ? latent_mix(cu, m, layer)
                     : m->kind == MIXER_ATTENTION ? mix_attention(cu, m, layer)
@@ -358,6 +370,11 @@ static void op_mixer(struct backend *be, const struct mixer *mixer, int layer)
     c.y = cu->act.block;
     c.stream = r;
     struct resid_epilogue epilogue = cuda_epilogue(cu, &m->block);
+    if (m->laurel.left) {
+        epilogue.set = true;
+        epilogue.after = streams_laurel_rows(cu);
+        epilogue.stream_scale = sqrtf(0.5f);
+    }
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
     if (!comm_sums(cu, m->partial) && takes_product(cu, next) && !epilogue.set &&
@@ -387,6 +404,7 @@ static void op_mixer(struct backend *be, const struct mixer *mixer, int layer)
 static void op_head(struct backend *be, const struct head *h)
 {
     struct cuda_backend *cu = cuda_self(be);
+    streams_end(cu);
     narrow(cu, NULL);
     if (cu->exact &&
         cu->resid.rows) /* as in steps that keep their rows, whose sum is made before the norm */

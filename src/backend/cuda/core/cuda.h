@@ -33,6 +33,7 @@ struct network;
 struct offload_layer;
 struct rope;
 struct sampler;
+struct stream_parts;
 struct weight;
 
 /*
@@ -112,9 +113,10 @@ struct route_rule {
     bool shared; /* the last expert is used by every row; included in both numbers */
     bool gated;  /* the shared expert's weight is the sigmoid of its logit, not 1 */
     bool renormalise;
-    bool given;   /* set by router_select: logits are weights, or -infinity */
-    bool sigmoid; /* of the logits, instead of a softmax */
-    bool spread;  /* `given`, and other processes hold other experts */
+    bool given;    /* set by router_select: logits are weights, or -infinity */
+    bool sigmoid;  /* of the logits, instead of a softmax */
+    bool softplus; /* for router_select: the square root of the logits' softplus */
+    bool spread;   /* `given`, and other processes hold other experts */
     float scale;
     const float *choice_bias, *expert_scale; /* (n_expert) or NULL */
     int n_groups, n_groups_used;             /* for router_select; 0: no groups */
@@ -130,6 +132,8 @@ struct experts {
     int first;  /* rule.spread: index of the first expert on this rank */
     bool mixer; /* the weights of SparseMixer, by router_select */
     float jitter;
+    const float *by_token; /* (n_vocab, used) the experts of each token, or NULL */
+    int same_from;         /* experts from here on return their input; 0: none do */
     /* rule.spread: the host computes the experts that have no slot (moe/offload.h), of these rows; NULL = none */
     const struct offload_layer *offload;
     const float *offload_x; /* (rows, n_in) */
@@ -232,10 +236,12 @@ struct gain {
 };
 
 /* Epilogue of a block beyond adding to the stream (struct block, struct mlp of layer.h): x = (x +
- * scale * out(norm(y) + beside_norm(beside))) * stream_scale; or, with `sum` and without the
+ * scale * out(norm(y) + beside_norm(beside)) + after) * stream_scale; or, with `sum` and without the
  * others, x = sum(x + scale * y). */
 struct resid_epilogue {
     bool set;
+    bool alone;               /* x itself is not added */
+    const float *after;       /* (rows, n_embd) or NULL */
     const float *beside;      /* (rows, n_embd) output of the dense part beside experts, or NULL */
     const float *beside_gate; /* (rows) its gate, through a sigmoid, or NULL */
     struct gain norm, beside_norm, out, sum;
@@ -277,6 +283,8 @@ struct resid {
     struct resid_epilogue epilogue; /* ROWS, EXPERTS */
     const float *before; /* (rows, n_embd) x as the last mixer read it, if a block needs it */
     bool reads_before;   /* a block that reads it is running */
+    /* Of a stream of several parts (streams.h): all parts are still x; they are those of the output rows. */
+    bool parts_fresh, parts_narrow;
 };
 
 enum { MAX_KERNELS = 256, MAX_PICKS = 128 };
@@ -415,12 +423,14 @@ struct activation_forms {
 
 /* Scratch of feed-forwards and experts. */
 struct mlp_buffers {
-    float *dense;          /* (max_tokens, n_embd) output of a dense mlp beside experts, or NULL */
-    float *dense_gate;     /* (max_tokens) its gate */
-    float *router_in;      /* (max_tokens, n_embd) input of a router with its own norm, or NULL */
-    float *experts_in;     /* (NORM_ROWS, n_embd) input of experts with their own norm, or NULL */
-    float *hidden;         /* (HIDDEN_ROWS * used, n_ff_exp) or (HIDDEN_ROWS, n_ff) */
-    uint16_t *hidden_fp16; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
+    float *dense;      /* (max_tokens, n_embd) output of a dense mlp beside experts, or NULL */
+    float *dense_gate; /* (max_tokens) its gate */
+    float *late,
+        *late_out; /* (max_tokens, n_embd) results of experts that the next layer adds; of output rows; or NULL */
+    float *router_in;        /* (max_tokens, n_embd) input of a router with its own norm, or NULL */
+    float *experts_in;       /* (NORM_ROWS, n_embd) input of experts with their own norm, or NULL */
+    float *hidden;           /* (HIDDEN_ROWS * used, n_ff_exp) or (HIDDEN_ROWS, n_ff) */
+    uint16_t *hidden_fp16;   /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     uint8_t *hidden_records; /* see moe_quad.cu, moe_grouped.cu */
     float *expert_out;       /* (max_tokens * used, n_embd) */
     void *grid_barrier;      /* struct grid_barrier: moe_quad.cu */
@@ -442,6 +452,7 @@ struct routing_buffers {
     int n_summed;    /* layers of this step that had sums */
     int32_t *tables; /* struct route_tables of many rows: pick.cu */
     float *weight;   /* (max_tokens * used) */
+    float *same;     /* (max_tokens) weight of experts that return their input, or NULL */
 };
 
 struct rope_state {
@@ -542,6 +553,7 @@ struct cuda_backend {
     struct latent_scratch *latent;
     struct index_scratch *index;     /* attn/index.h: likewise */
     struct encoder_scratch *encoder; /* encoder.h: likewise */
+    struct stream_parts *streams;    /* streams.h: likewise */
 };
 
 /* Keeps the first error. After it no kernel is launched and no recorded step replayed. */
@@ -651,6 +663,9 @@ struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain ga
  * only if what is pending is a plain addition (resid_adds). */
 bool resid_adds(const struct resid *r);
 struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, struct gain gain);
+/* What is pending, taken from the stream in place of being added to it: by * (rows + *beside), where *beside may become
+ * NULL. NULL: nothing is pending. */
+const float *resid_take(struct cuda_backend *cu, struct resid *r, const float **beside, float *by);
 /* x itself, after adding what is pending. */
 struct rows resid_plain(struct cuda_backend *cu, struct resid *r);
 /* Keeps x in r->before, for a block that runs in parallel with the next mixer. */
@@ -849,6 +864,8 @@ static inline const float *router_selected(const struct cuda_backend *cu, const 
 {
     return e->rule.spread ? cu->routing.own : cu->routing.logits;
 }
+/* y (rows, width) += x times each row's weight of experts that return their input, after router_select. */
+void router_add_same(struct cuda_backend *cu, const float *x, float *y, int rows, int width);
 /* Logits as n_kt partial sums of (rows, n_expert) each. */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
 

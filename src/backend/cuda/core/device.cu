@@ -4,6 +4,7 @@
  */
 #include "backend/cuda/attn/attn_layer.h"
 #include "backend/cuda/attn/index.h"
+#include "backend/cuda/core/streams.h"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/moe/offload.h"
 
@@ -189,6 +190,7 @@ void cuda_close(struct backend *be)
     ssm_close(cu);
     latent_close(cu);
     index_close(cu);
+    streams_close(cu);
     encoder_close(cu);
     lora_close(cu);
     void *host[] = {

@@ -4,6 +4,7 @@
  */
 #include "backend/cuda/attn/attn_layer.h"
 #include "backend/cuda/attn/index.h"
+#include "backend/cuda/core/streams.h"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/moe/offload.h"
 #include "backend/cuda/heads/mtp.h"
@@ -53,7 +54,8 @@ static const uint64_t PARTS =
     PART_ALONE | PART_TOWER | PART_DEEPSTACK | PART_SPANS | PART_ACTIVATIONS_2 | PART_NORM_MID |
     PART_ROUTER_INPUT | PART_LATENT_EXPERTS | PART_PARALLEL | PART_OWN_GATE | PART_CHUNKED |
     PART_NORM_LATE | PART_DELTA_BETA | PART_SSM_SCALES | PART_SPARSE_ACT | PART_SPARSE_MIXER |
-    PART_LATENT_TEMPERATURE | PART_SCAN | PART_SPARSE | PART_KEEP | PART_LIGHTNING;
+    PART_LATENT_TEMPERATURE | PART_SCAN | PART_SPARSE | PART_KEEP | PART_LIGHTNING | PART_ALTUP |
+    PART_HYPER | PART_ROUTERS_2 | PART_SILU_CLAMP | PART_LATE_EXPERTS;
 
 /* For blocks whose epilogue is more than an addition, a row passes through shared memory twice,
  * four columns at a time. */
@@ -92,8 +94,15 @@ static bool experts_supported(const struct network *net, int i, struct error *er
     bool top = r->kind == ROUTER_SOFTMAX_TOP || r->kind == ROUTER_SPARSE_MIXER;
     if (r->n_groups > MAX_GROUPS || (r->n_groups > 1 && top))
         return network_refuse(err, i, "such a choice of expert groups is", "cuda");
-    if (r->kind == ROUTER_SPARSE_MIXER && r->choice_bias)
+    if (r->kind == ROUTER_SPARSE_MIXER && (r->choice_bias || r->by_token))
         return network_refuse(err, i, "a bias of SparseMixer's choice is", "cuda");
+    if (r->n_same && (m->to_experts || r->weighs_input || m->experts_in.kind))
+        return network_refuse(err, i, "such experts without weights are", "cuda");
+    if (m->experts_late &&
+        (!m->dense.gate_up || m->dense_gate || m->experts_in.kind || i + 1 >= network_depth(net) ||
+         mlp_is_none(&net->layers[i + 1].mlp) || net->layers[i + 1].mlp.experts_late ||
+         net->layers[i + 1].mlp.block.sum.kind || net->n_embd % 4 || net->streams.n))
+        return network_refuse(err, i, "such experts of a later layer are", "cuda");
     return true;
 }
 
@@ -165,8 +174,8 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     for (int i = 0; i < net->n_layers; i++)
         if (!mixer_supported(cu, net, i, err) || !mlp_supported(cu, net, i, err))
             return false;
-    return offload_supported(cu, net, err) && mtp_supported(net, err) &&
-           encoder_supported(net, err) && tower_supported(net, err);
+    return offload_supported(cu, net, err) && streams_supported(cu, net, err) &&
+           mtp_supported(net, err) && encoder_supported(net, err) && tower_supported(net, err);
 }
 
 /* The limits, after cuda_supports has checked the network. */
@@ -266,7 +275,7 @@ static size_t hidden_width(const struct network *net)
 static bool alloc_optional(struct cuda_backend *cu, const struct network *net, struct error *err)
 {
     size_t tokens = (size_t)cu->shape.max_tokens, embd = (size_t)cu->shape.n_embd;
-    bool beside = false, routes = false, own = false, parallel = false;
+    bool beside = false, routes = false, own = false, parallel = false, late = false, same = false;
     size_t spread = 0, out = (size_t)cu->shape.max_out;
     struct network_max max;
     network_measure(net, &max);
@@ -275,6 +284,8 @@ static bool alloc_optional(struct cuda_backend *cu, const struct network *net, s
         beside = beside || (m->dense.gate_up && m->router.w && !join_is_done(m));
         routes = routes || m->router.norm.kind;
         own = own || m->experts_in.kind;
+        late = late || m->experts_late;
+        same = same || m->router.n_same;
         parallel = parallel || m->block.parallel || net->layers[i].mixer.block.parallel;
         /* Fewer than the router chooses from, on this rank or, without a joined one, on the device. */
         if (m->router.w && (m->experts.gate_up->n_expert < m->router.w->n_out ||
@@ -296,6 +307,9 @@ static bool alloc_optional(struct cuda_backend *cu, const struct network *net, s
         {(void **)&cu->act.before, parallel ? tokens * embd * 4 : 0},
         {(void **)&cu->act.before_out, parallel ? (out + 1) * embd * 4 : 0},
         {(void **)&cu->act.gates, tokens * (size_t)max.gates * 4},
+        {(void **)&cu->mlp.late, late ? tokens * embd * 4 : 0},
+        {(void **)&cu->mlp.late_out, late ? (out + 1) * embd * 4 : 0},
+        {(void **)&cu->routing.same, same ? tokens * 4 : 0},
     };
     if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
         return false;
@@ -395,8 +409,8 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
            alloc_optional(cu, net, err) && delta_net_prepare(cu, &own, err) &&
            ssm_prepare(cu, &own, err) && latent_prepare(cu, &own, err) &&
            index_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
-           tower_prepare(cu, &own, err) && mtp_prepare(cu, net, &own, err) &&
-           canary_prepare(cu, &own, err);
+           streams_prepare(cu, &own, err) && tower_prepare(cu, &own, err) &&
+           mtp_prepare(cu, net, &own, err) && canary_prepare(cu, &own, err);
 }
 
 /* Sums over processes may add in another order for another number of rows. With adapters the kernel of a product depends

@@ -124,7 +124,13 @@ DEVICE void resid_epilogue_columns(const struct resid_args &p, float *part, floa
         sums = block_sums(a, 0.0f, part);
     float ro = rsqrtf(sums.x * inv + c.out.eps), m = c.stream_scale;
     for (int k = first; k < p.width; k += step) {
-        float4 y = normed(four(row, k), ro, c.out, k), x = four(p.x + at, k);
+        float4 y = normed(four(row, k), ro, c.out, k), x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (!c.alone)
+            x = four(p.x + at, k);
+        if (c.after) {
+            float4 a = four(c.after + at, k);
+            x = make_float4(x.x + a.x, x.y + a.y, x.z + a.z, x.w + a.w);
+        }
         x = make_float4((x.x + c.scale * y.x) * m, (x.y + c.scale * y.y) * m,
                         (x.z + c.scale * y.z) * m, (x.w + c.scale * y.w) * m);
         *(float4 *)(p.x + at + (size_t)k) = x;
@@ -587,6 +593,35 @@ struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, struct ga
     r->x = in.x_out;
     r->add = ADD_NONE;
     return in;
+}
+
+const float *resid_take(struct cuda_backend *cu, struct resid *r, const float **beside, float *by)
+{
+    const struct resid_epilogue *e = &r->epilogue;
+    bool normed = e->norm.gain || e->beside_norm.gain || e->out.gain;
+    bool plain = !normed && !e->beside_gate && !e->after && e->stream_scale == 1.0f;
+    *beside = NULL;
+    *by = 1.0f;
+    if (r->add == ADD_NONE)
+        return NULL;
+    if (resid_adds(r) || plain) {
+        *beside = r->epilogue.set ? e->beside : NULL;
+        *by = r->epilogue.set ? e->scale : 1.0f;
+        resid_add_rows(cu, r);
+        r->add = ADD_NONE;
+        r->epilogue = resid_epilogue{};
+        return r->d;
+    }
+    struct resid_args p = {};
+    resid_pending(r, &p);
+    p.x = cu->act.block;
+    p.epilogue.alone = true;
+    p.width = cu->shape.n_embd;
+    p.padded = ceil_div(p.width, TILE_K) * TILE_K;
+    step_mark(cu);
+    resid_launch_epilogue(cu, p, r->rows);
+    step_mark_end(cu, STAGE_NORM);
+    return p.x;
 }
 
 struct rows resid_plain(struct cuda_backend *cu, struct resid *r)

@@ -6,8 +6,8 @@
  * added to the residual stream (unless the dense part is one of the experts: join.cu).
  * This file also converts layer.h's norms, activations and routers to what kernels take.
  */
+#include "backend/cuda/core/streams.h"
 #include "backend/cuda/heads/embed.cuh"
-#include "backend/cuda/core/host.h"
 #include "backend/cuda/moe/offload.h"
 #include "backend/cuda/vision/tower.h"
 
@@ -60,6 +60,8 @@ struct gating cuda_gating(const struct ffn *f)
         g.cubic = g.linear * 0.044715f;
     } else if (f->act == ACT_PLAIN_QUICK_GELU) {
         g.linear = 1.702f;
+    } else if (f->act == ACT_SILU_CLAMP) {
+        g.limit = f->limit;
     } else if (f->act == ACT_SWIGLU_CLAMP) {
         g.linear = f->alpha;
         g.limit = f->limit;
@@ -79,6 +81,7 @@ static struct route_rule rule_of(const struct mlp *m)
     /* A softmax over the chosen experts equals a softmax over all, renormalised. */
     rule.renormalise = r->renorm || r->kind == ROUTER_SOFTMAX_TOP;
     rule.sigmoid = r->kind == ROUTER_SIGMOID;
+    rule.softplus = r->kind == ROUTER_SOFTPLUS;
     rule.scale = or_one(r->scale);
     rule.choice_bias = r->choice_bias;
     rule.expert_scale = r->expert_scale;
@@ -99,9 +102,12 @@ struct experts cuda_experts(const struct mlp *m)
     bool all = m->experts.gate_up->n_expert >= m->router.w->n_out && !e.offload;
     e.give = !all || e.full.n_groups ||
              (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias) ||
-             m->router.kind == ROUTER_SPARSE_MIXER;
+             m->router.kind == ROUTER_SPARSE_MIXER || m->router.kind == ROUTER_SOFTPLUS ||
+             m->router.by_token;
     e.mixer = m->router.kind == ROUTER_SPARSE_MIXER;
     e.jitter = m->router.jitter;
+    e.by_token = m->router.by_token;
+    e.same_from = m->router.n_same ? router_experts(&m->router) : 0;
     if (e.give) {
         e.rule = route_rule{};
         e.rule.n_expert = all ? e.full.n_expert : e.gate_up->n_expert;
@@ -117,8 +123,8 @@ bool cuda_is_plain(const struct mlp *m)
 {
     if (m->router.w && ((const struct cuda_weight *)m->experts.gate_up->impl)->offload)
         return false; /* the host needs the normed rows */
-    return join_is_done(m) ||
-           (!(m->router.w && m->dense.gate_up) && !m->router.norm.kind && !m->experts_in.kind);
+    return join_is_done(m) || (!(m->router.w && m->dense.gate_up) && !m->router.norm.kind &&
+                               !m->experts_in.kind && !(m->router.w && m->router.n_same));
 }
 
 /* Runs the case's kernel. The result goes to c->y, or becomes what is pending on the residual
@@ -182,6 +188,35 @@ static void set_experts(struct pick_case *c, const struct experts *e)
     c->moe.experts = e;
 }
 
+/* The experts' result stays in cu->mlp.late until the end of the next layer. What is pending becomes the dense part. */
+static void keep_late(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *epilogue)
+{
+    struct resid *r = &cu->resid;
+    struct gain norm = cuda_gain(cu, &m->experts_out);
+    resid_add_rows(cu, r); /* if they are not rows yet */
+    if (m->experts_partial)
+        comm_sum(cu, cu->mlp.late, r->rows);
+    if (norm.gain)
+        rows_norm(cu, cu->mlp.late, norm, cu->mlp.late, r->rows, cu->shape.n_embd);
+    r->add = ADD_ROWS;
+    r->d = epilogue->beside;
+    epilogue->norm = epilogue->beside_norm;
+    epilogue->beside = NULL;
+    epilogue->beside_norm = gain{};
+}
+
+/* The chosen experts that return their input. One member of several processes adds it. */
+static void add_same(struct cuda_backend *cu, const struct mlp *m, const struct pick_case *c)
+{
+    const struct comm *members = cu->be->comm;
+    if (m->experts_partial && members && members->index)
+        return;
+    rows_to_floats(cu, c->x);
+    step_mark(cu);
+    router_add_same(cu, c->x->floats, c->y, c->rows, cu->shape.n_embd);
+    step_mark_end(cu, STAGE_EXPERTS);
+}
+
 /* Dense beside experts, or experts whose rows or router have a norm of their own. All norms read
  * the same row, so they are computed together, except the experts' norm if the experts need more
  * than floats. */
@@ -200,7 +235,7 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_
     c.made = true;
     d = c;
     set_experts(&c, &e);
-    c.y = cu->act.block;
+    c.y = m->experts_late ? cu->mlp.late : cu->act.block;
     if (m->router.norm.kind) {
         more[n_more++] = norm_more{cuda_gain(cu, &m->router.norm), cu->mlp.router_in};
         route = rows_of(cu->mlp.router_in, r->rows, width);
@@ -239,7 +274,11 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_
         run_offloaded(cu, &c, &e, m);
     else
         run(cu, PICK_MOE, &c, m);
+    if (e.same_from)
+        add_same(cu, m, &c);
     epilogue->norm = cuda_gain(cu, &m->experts_out);
+    if (m->experts_late)
+        keep_late(cu, m, epilogue);
 }
 
 static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *epilogue)
@@ -276,13 +315,14 @@ static void run_mlp(struct cuda_backend *cu, const struct mlp *m, struct resid_e
         tower_norm(cu, &m->block.out, cu->act.block, r->rows, cu->shape.n_embd);
 }
 
-/* x += norm((act(x Wg^T) * e) Wp^T) */
+/* x += norm((act(x Wg^T) * e) Wp^T). With AltUp the product reads scale * x, and its result goes to the other parts. */
 static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l, int layer,
                             struct resid_epilogue *epilogue)
 {
     struct resid *r = &cu->resid;
     struct step s = cuda_step(cu);
-    struct rows x = resid_plain(cu, r);
+    const struct altup *altup = &cu->net->layers[layer].altup;
+    struct rows x = streams_scaled(cu, altup);
     struct pick_case c = {};
     c.rows = r->rows;
     c.w = cuda_matrix(l->gate);
@@ -305,6 +345,12 @@ static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l
     c.y = cu->act.block;
     pick_run(cu, PICK_LINEAR, &c, STAGE_FFN);
     *epilogue = resid_epilogue{};
+    if (altup->router) {
+        if (l->norm.kind)
+            rows_norm(cu, c.y, cuda_gain(cu, &l->norm), c.y, r->rows, cu->shape.n_embd);
+        streams_add(cu, c.y);
+        return;
+    }
     epilogue->set = true;
     epilogue->norm = cuda_gain(cu, &l->norm);
     epilogue->scale = epilogue->stream_scale = 1.0f;
@@ -319,6 +365,7 @@ void cuda_mlp(struct backend *be, const struct mlp *mlp, int layer)
     struct resid_epilogue epilogue = cuda_epilogue(cu, &mlp->block);
     if (!r->rows || mlp_is_none(mlp))
         return;
+    hyper_read(cu, &cu->net->layers[layer].hyper[1]);
     struct mlp own = *mlp;
     own.block = cuda_keep(cu, &mlp->block);
     const struct mlp *m = &own;
@@ -331,8 +378,16 @@ void cuda_mlp(struct backend *be, const struct mlp *mlp, int layer)
     if (m->block.keep != 0)
         r->before = NULL;
     comm_sum_beside(cu, &epilogue, m->dense_partial, m->experts_partial);
-    comm_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
-    epilogue.set = epilogue.set || epilogue.beside || epilogue.norm.gain;
+    comm_sum_stream(cu, m->router.w && !m->experts_late ? m->experts_partial : m->dense_partial);
+    if (layer && cu->net->layers[layer - 1].mlp.experts_late)
+        epilogue.after = r->parts_narrow ? cu->mlp.late_out : cu->mlp.late;
+    epilogue.set = epilogue.set || epilogue.beside || epilogue.norm.gain || epilogue.after;
+    if (cu->net->layers[layer].altup.router) {
+        r->epilogue = epilogue;
+        streams_correct(cu, &cu->net->layers[layer].altup);
+        epilogue = resid_epilogue{};
+        epilogue.scale = epilogue.stream_scale = 1.0f;
+    }
     if (m->embed.gate) {
         r->epilogue = epilogue;
         run_layer_embed(cu, &m->embed, layer, &epilogue);

@@ -442,6 +442,12 @@ struct router_select_args {
     float *own;       /* OWN: (rows, n_own) output of the weights */
     int n_own, first; /* experts first .. first + n_own - 1 */
     float jitter;     /* MIXER */
+    /* BY_TOKEN: (n_vocab, used); the step's tokens, and which of them each row is, or NULL */
+    const float *by_token;
+    const int32_t *tokens, *row_of;
+    int n_vocab;
+    float *same; /* (rows) weight of experts from same_from on, which return their input; or NULL */
+    int same_from;
     const int32_t
         *slot_of; /* OWN: of experts, in place of `first`, as the next three; or NULL: offload.h */
     int32_t *chosen;
@@ -528,6 +534,19 @@ DEVICE int select_mixer(const struct route_rule &rule, float (&v)[SELECT_PER], f
     return chosen;
 }
 
+/* Lane k's expert of row t, by its token. A row that is no token counts as token 0. */
+DEVICE int select_by_token(const struct router_select_args &p, int t, int used)
+{
+    int token = p.tokens[p.row_of ? p.row_of[t] : t];
+    token = token < 0 || token >= p.n_vocab ? 0 : token;
+    return lane_id() < used ? (int)p.by_token[(size_t)token * (size_t)used + (size_t)lane_id()] : 0;
+}
+
+DEVICE float select_softplus(float x)
+{
+    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+}
+
 /* The slot of lane k's expert. Those without one are written for the host. */
 DEVICE int select_slot(const struct router_select_args &p, int t, int used, int expert, float w)
 {
@@ -575,10 +594,12 @@ static __global__ void __launch_bounds__(32 * SELECT_ROWS)
     common = __shfl_sync(FULL_WARP, common, (n - 1) & 31);
 #pragma unroll
     for (int i = 0; i < SELECT_PER && !MIXER; i++) {
-        v[i] = p.rule.sigmoid ? route_sigmoid(v[i]) : fast_exp(v[i] - top);
+        v[i] = p.rule.sigmoid    ? route_sigmoid(v[i])
+               : p.rule.softplus ? select_softplus(v[i])
+                                 : fast_exp(v[i] - top);
         total += v[i];
     }
-    total = p.rule.sigmoid ? 1.0f : warp_sum(total);
+    total = p.rule.sigmoid || p.rule.softplus ? 1.0f : warp_sum(total);
 #pragma unroll
     for (int i = 0; i < SELECT_PER && !MIXER; i++) {
         int e = i * 32 + lane;
@@ -591,12 +612,19 @@ static __global__ void __launch_bounds__(32 * SELECT_ROWS)
     plain.n_expert = choices;
     plain.used = route_chosen(p.rule);
     float w = 0.0f;
-    int mine = MIXER ? select_mixer(p.rule, v, p.jitter, &w) : route_choose(keys, plain);
+    int mine = MIXER        ? select_mixer(p.rule, v, p.jitter, &w)
+               : p.by_token ? select_by_token(p, t, plain.used)
+                            : route_choose(keys, plain);
     bool on = lane < plain.used;
     if (!MIXER)
         w = select_value(v, mine);
     total = p.rule.renormalise ? warp_sum(on ? w : 0.0f) : 1.0f;
     w = w / total * p.rule.scale * (on && p.rule.expert_scale ? p.rule.expert_scale[mine] : 1.0f);
+    if (OWN && p.same) {
+        float sum = warp_sum(on && mine >= p.same_from ? w : 0.0f);
+        if (lane == 0)
+            p.same[t] = sum;
+    }
     if (OWN) {
         row = p.own + (size_t)t * (size_t)p.n_own;
         n = p.n_own;
@@ -623,6 +651,17 @@ void router_select(struct cuda_backend *cu, const struct experts *e, int parts, 
     struct router_select_args p = {cu->routing.logits, parts,    rows,     rule, cu->routing.own,
                                    e->rule.n_expert,   e->first, e->jitter};
     bool own = e->rule.spread;
+    if (e->by_token) {
+        struct step s = cuda_step(cu);
+        p.by_token = e->by_token;
+        p.tokens = s.tokens;
+        p.row_of = cu->resid.narrow && !cu->step.layout.out_is_all ? s.out_rows : NULL;
+        p.n_vocab = cu->shape.n_vocab;
+    }
+    if (e->same_from) {
+        p.same = cu->routing.same;
+        p.same_from = e->same_from;
+    }
     if (e->offload) {
         p.slot_of = e->offload->slot_of;
         p.chosen = e->offload->chosen;
@@ -636,6 +675,25 @@ void router_select(struct cuda_backend *cu, const struct experts *e, int parts, 
                       : router_select_kernel<false, false>,
                 dim3((unsigned)ceil_div(rows, SELECT_ROWS)), 32 * SELECT_ROWS, 0, LAUNCH_EARLY, p);
     offload_send(cu, e, rows);
+}
+
+/* Grid: (blocks of 256 columns, rows). y += same * x */
+static __global__ void __launch_bounds__(256)
+    router_same_kernel(const float *x, const float *same, float *y, int width)
+{
+    dependency_wait();
+    dependency_trigger();
+    int e = (int)(blockIdx.x * 256 + threadIdx.x);
+    size_t at = (size_t)blockIdx.y * (size_t)width + (size_t)e;
+    float by = same[blockIdx.y];
+    if (e < width && by != 0.0f)
+        y[at] += by * x[at];
+}
+
+void router_add_same(struct cuda_backend *cu, const float *x, float *y, int rows, int width)
+{
+    cuda_launch(cu, router_same_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)rows), 256,
+                0, LAUNCH_EARLY, x, (const float *)cu->routing.same, y, width);
 }
 
 enum { ROUTER_ROWS = 64, ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };
