@@ -5,6 +5,7 @@
  */
 #include "base/budget.h"
 #include "base/json_guard.h"
+#include "base/json_long.h"
 #include "sample/sampler.h"
 #include "text/chat/chat.h"
 #include "tokenizer_parts.h"
@@ -18,6 +19,64 @@ static bool guard(const char *text, struct json_limits l, struct error *err)
 {
     *err = (struct error){0};
     return json_guard(text, strlen(text), &l, NULL, err);
+}
+
+/* ------------------------------------------------------------------ long strings */
+
+/* json_load_long gives what json_loadb gives. */
+static void check_long(const char *text, size_t n)
+{
+    json_error_t a = {0}, b = {0};
+    json_t *want = json_loadb(text, n, JSON_ALLOW_NUL, &a),
+           *got = json_load_long(text, n, JSON_ALLOW_NUL, &b);
+    if (!want) {
+        assert_null(got);
+        assert_string_equal(a.text, b.text);
+        assert_int_equal(a.line, b.line);
+        assert_int_equal(a.column, b.column);
+        return;
+    }
+    assert_true(json_equal(want, got));
+    json_decref(want);
+    json_decref(got);
+}
+
+/* `n` characters x, with `odd` in the middle. */
+static void add_long(struct buf *b, size_t n, const char *odd)
+{
+    buf_addc(b, '"');
+    for (size_t i = 0; i < n; i++)
+        i == n / 2 ? buf_adds(b, odd) : buf_addc(b, 'x');
+    buf_addc(b, '"');
+}
+
+static void test_long_strings(void **state)
+{
+    (void)state;
+    static const char *const odd[] = {"x",   "\\n",  "\\\"", "\\\\",    "\xc3\xa9",
+                                      "\n",  "\x7f", "\xff", "\\u00e9", "\\u0000",
+                                      "\\x", "\"",   ",",    "\\\\\\"};
+    static const size_t sizes[] = {10, 4095, 4096, 4097, 100000};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+        for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+            struct buf b = {0};
+            buf_adds(&b, "{\"a\": [");
+            add_long(&b, sizes[k], odd[i]);
+            buf_adds(&b, ", {\"b\":\n");
+            add_long(&b, sizes[k] + 1, "y");
+            buf_adds(&b, ", ");
+            add_long(&b, sizes[k], odd[i]); /* a name */
+            buf_adds(&b, " \t: 1}], \"c\":");
+            add_long(&b, sizes[k], "z");
+            buf_adds(&b, "}");
+            check_long(b.p, b.len);
+            check_long(b.p, b.len - 1);
+            check_long(b.p, b.len / 2);
+            check_long(b.p, 9 + sizes[k]);
+            b.p[b.len - 1] = ']'; /* broken after all strings */
+            check_long(b.p, b.len);
+            buf_clear(&b);
+        }
 }
 
 static void test_guard(void **state)
@@ -540,12 +599,13 @@ static void test_biases(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_guard),        cmocka_unit_test(test_guard_memory),
-        cmocka_unit_test(test_merging),      cmocka_unit_test(test_results),
-        cmocka_unit_test(test_budget),       cmocka_unit_test(test_template_ends),
-        cmocka_unit_test(test_multiplying),  cmocka_unit_test(test_costly_text),
-        cmocka_unit_test(test_regex_pieces), cmocka_unit_test(test_long_walks),
-        cmocka_unit_test(test_decoder),      cmocka_unit_test(test_biases),
+        cmocka_unit_test(test_guard),         cmocka_unit_test(test_long_strings),
+        cmocka_unit_test(test_guard_memory),  cmocka_unit_test(test_merging),
+        cmocka_unit_test(test_results),       cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_template_ends), cmocka_unit_test(test_multiplying),
+        cmocka_unit_test(test_costly_text),   cmocka_unit_test(test_regex_pieces),
+        cmocka_unit_test(test_long_walks),    cmocka_unit_test(test_decoder),
+        cmocka_unit_test(test_biases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

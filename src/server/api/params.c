@@ -2,6 +2,7 @@
 #include "server/api/params.h"
 #include "base/buf.h"
 #include "base/json_guard.h"
+#include "base/json_long.h"
 #include "base/mem.h"
 #include "text/chat/chat.h"
 
@@ -113,7 +114,7 @@ json_t *api_parse(const char *body, size_t n, struct api_error *err)
         return NULL;
     }
     char *mended = without_lone_surrogates(body, n);
-    json_t *v = json_loadb(mended ? mended : body, n, JSON_ALLOW_NUL, &e);
+    json_t *v = json_load_long(mended ? mended : body, n, JSON_ALLOW_NUL, &e);
     mem_free(mended);
     if (!v) {
         if (json_error_code(&e) == json_error_null_byte_in_key)

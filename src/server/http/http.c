@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -29,7 +30,8 @@ enum {
     MAX_AHEAD = 64 << 10,  /* input kept while a reply is pending */
     LINGER_S = 2,          /* for a peer to read an early reply to an unfinished request */
     LINGER_BYTES = 64 << 20,
-    OTHER_FILES = 128, /* descriptors reserved for other uses */
+    DIRECT_BYTES = 1 << 20, /* of a body in one turn of the loop, read past libevent */
+    OTHER_FILES = 128,      /* descriptors reserved for other uses */
 };
 
 enum conn_state { CONN_HEAD, CONN_BODY, CONN_BUSY, CONN_FLUSH, CONN_LINGER };
@@ -248,6 +250,32 @@ static void refuse_large(struct http_exchange *x)
     refuse(x, 413, why);
 }
 
+static void add_body(struct http_exchange *x, size_t n)
+{
+    x->body.len += n;
+    x->body.p[x->body.len] = 0;
+}
+
+/* libevent takes 4 KB from a socket at a time. The rest of a long body that has arrived is read here. Ends and errors are
+ * left for libevent to find. False: refused. */
+static bool read_direct(struct http_exchange *x)
+{
+    int fd = bufferevent_getfd(x->bev), waiting = 0;
+    for (size_t turn = 0; !x->http->tls && turn < DIRECT_BYTES; turn += (size_t)waiting) {
+        size_t left = (size_t)x->head.length - x->body.len;
+        if (!left || ioctl(fd, FIONREAD, &waiting) != 0 || waiting <= 0)
+            break;
+        size_t n = (size_t)waiting < left ? (size_t)waiting : left;
+        if (!body_room(x, n))
+            return false;
+        ssize_t got = recv(fd, x->body.p + x->body.len, n, MSG_DONTWAIT);
+        if (got <= 0)
+            break;
+        add_body(x, (size_t)got);
+    }
+    return true;
+}
+
 static void read_length(struct http_exchange *x, struct evbuffer *in)
 {
     size_t have = evbuffer_get_length(in);
@@ -259,10 +287,11 @@ static void read_length(struct http_exchange *x, struct evbuffer *in)
             reset(x);
             return;
         }
-        x->body.len += n;
-        x->body.p[x->body.len] = 0;
+        add_body(x, n);
     }
-    if (n == left)
+    if (n && n < left && !read_direct(x))
+        return;
+    if (x->body.len == (size_t)x->head.length)
         handle(x);
     else if (n)
         set_body_timer(x);
