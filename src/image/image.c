@@ -65,33 +65,34 @@ static uint8_t over_white(int value, int alpha)
     return (uint8_t)((value * alpha + 255 * (255 - alpha) + 127) / 255);
 }
 
-/* The n pixels of `from` over white. */
+/* The n pixels of `from` over white. `to` may be `from`. */
 static void drop_alpha(const uint8_t *from, uint8_t *to, size_t n)
 {
     for (size_t i = 0; i < n; i++, from += 4, to += 3) {
-        if (from[3] == 255) {
-            memcpy(to, from, 3);
-            continue;
-        }
+        const uint8_t pixel[4] = {from[0], from[1], from[2], from[3]};
         for (int c = 0; c < 3; c++)
-            to[c] = over_white(from[c], from[3]);
+            to[c] = pixel[3] == 255 ? pixel[c] : over_white(pixel[c], pixel[3]);
     }
 }
 
-static bool make_upright(const struct image_source *s, const struct raster *r, struct image *out)
+/* Takes the raster's memory if the image is upright. */
+static bool make_upright(const struct image_source *s, struct raster *r, struct image *out)
 {
     bool turned = r->orientation >= 5;
     int width = turned ? r->height : r->width, height = turned ? r->width : r->height;
     size_t bytes = (size_t)width * (size_t)height * 3;
+    if (r->orientation <= 1) {
+        drop_alpha(r->rgba, r->rgba, (size_t)width * (size_t)height);
+        uint8_t *less = mem_ask_again(r->rgba, bytes);
+        *out = (struct image){width, height, less ? less : r->rgba};
+        r->rgba = NULL;
+        return true;
+    }
     uint8_t *to = mem_ask(bytes);
     if (!to)
         return error_set(s->err, "out of memory: %zu bytes for pixels", bytes);
     *out = (struct image){width, height, to};
     mem_huge_pages(to, bytes);
-    if (r->orientation <= 1) {
-        drop_alpha(r->rgba, to, (size_t)width * (size_t)height);
-        return true;
-    }
     for (int y = 0; y < height; y++)
         for (int x = 0; x < width; x++, to += 3) {
             const uint8_t *from = pixel_of(r, x, y);
