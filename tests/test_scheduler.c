@@ -626,6 +626,51 @@ static void test_auto_budget(void **state)
     }
 }
 
+/* Beside decodes, an image makes steps at most three times as long. Alone, and with a text in its place, they are longer. */
+static void test_images_beside(void **state)
+{
+    (void)state;
+    enum { N = 1000, DECODES = 8 };
+    static const float *embeds[N];
+    static const float row = 1;
+    for (int i = 10; i < N - 10; i++)
+        embeds[i] = &row;
+    uint64_t content[N];
+    struct prompt_rows rows = {.n = N, .embeds = embeds, .content = content};
+    for (int seen = 0; seen < 2; seen++) {
+        struct world w;
+        world_open(&w, 4096, 0, true);
+        w.base_ns = 5e6;
+        w.decode_ns = 0.05e6;
+        w.read_ns = 0.04e6;
+        struct seq *run[DECODES], *one;
+        for (int i = 0; i < DECODES; i++)
+            run[i] = seq_new(&w, 40, 100 * (i + 1));
+        for (int i = 0; i < 30; i++)
+            step(&w, i);
+        double decode = w.base_ns + DECODES * w.decode_ns;
+        for (int beside = 1; beside >= 0; beside--) {
+            one = seq_new(&w, N, 10000 * (1 + beside));
+            one->rows = seen ? &rows : NULL;
+            for (int i = 0; i < N; i++)
+                content[i] = (uint64_t)(beside * N + i + 1);
+            double longest = 0;
+            while (one->n_tokens == N) {
+                step(&w, 1);
+                longest = fmax(longest, w.last_ns);
+            }
+            if (seen && beside)
+                assert_true(longest < 3.1 * decode && longest > 2 * decode);
+            else
+                assert_true(longest > 4 * decode);
+            seq_end(&w, one);
+            for (int i = 0; beside && i < DECODES; i++)
+                seq_end(&w, run[i]);
+        }
+        world_close(&w);
+    }
+}
+
 /* Alone, a prompt may use longer steps. */
 static void test_idle_budget(void **state)
 {
@@ -1043,19 +1088,19 @@ static void test_clients_bound(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forced),        cmocka_unit_test(test_index),
-        cmocka_unit_test(test_content),       cmocka_unit_test(test_images),
-        cmocka_unit_test(test_reuse),         cmocka_unit_test(test_twins),
-        cmocka_unit_test(test_merge),         cmocka_unit_test(test_preemption),
-        cmocka_unit_test(test_remove),        cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_cost),          cmocka_unit_test(test_itl),
-        cmocka_unit_test(test_ttft),          cmocka_unit_test(test_idle_budget),
-        cmocka_unit_test(test_auto_budget),   cmocka_unit_test(test_fairness),
-        cmocka_unit_test(test_random),        cmocka_unit_test(test_clients),
-        cmocka_unit_test(test_clients_pages), cmocka_unit_test(test_clients_read),
-        cmocka_unit_test(test_clients_bound), cmocka_unit_test(test_clients_pass),
-        cmocka_unit_test(test_held),          cmocka_unit_test(test_debt),
-        cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_forced),       cmocka_unit_test(test_index),
+        cmocka_unit_test(test_content),      cmocka_unit_test(test_images),
+        cmocka_unit_test(test_reuse),        cmocka_unit_test(test_twins),
+        cmocka_unit_test(test_merge),        cmocka_unit_test(test_preemption),
+        cmocka_unit_test(test_remove),       cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_cost),         cmocka_unit_test(test_itl),
+        cmocka_unit_test(test_ttft),         cmocka_unit_test(test_idle_budget),
+        cmocka_unit_test(test_auto_budget),  cmocka_unit_test(test_images_beside),
+        cmocka_unit_test(test_fairness),     cmocka_unit_test(test_random),
+        cmocka_unit_test(test_clients),      cmocka_unit_test(test_clients_pages),
+        cmocka_unit_test(test_clients_read), cmocka_unit_test(test_clients_bound),
+        cmocka_unit_test(test_clients_pass), cmocka_unit_test(test_held),
+        cmocka_unit_test(test_debt),         cmocka_unit_test(test_draws),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ static const double COSTLY_DRAW_NS = 100e3;
 
 /* The automatic budget. With much less, prompt chunks get so small that a mixture of experts runs at half its speed or
  * worse. With much more, inter-token latency of other sequences suffers. */
-static const double AUTO_NS = 250e6, AUTO_IDLE_NS = 500e6;
+static const double AUTO_NS = 250e6, AUTO_IDLE_NS = 500e6, AUTO_FACTOR = 3;
 
 /* The fraction of the budget that is planned, because step times vary and the budget should hold. */
 static const double TARGET = 0.8;
@@ -682,6 +682,32 @@ static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq
     return true;
 }
 
+/* Whether the next n tokens of q have embeddings. */
+static bool sees(const struct seq *q, int n)
+{
+    const struct prompt_rows *r = q->rows;
+    for (int i = q->kv.n_tokens; r && r->embeds && i < q->kv.n_tokens + n && i < r->n; i++)
+        if (r->embeds[i])
+            return true;
+    return false;
+}
+
+/* Limits the shares of prompts with images (scheduler.h, 11). */
+static void limit_images(struct scheduler *s, int n_readers)
+{
+    double decode = scheduler_decode_ns(s, s->n_decode);
+    if (s->budget_ns > 0 || s->n_decode == 0 || decode <= 0 || s->cost.read_ns <= 0)
+        return;
+    int left = step_cost_reads_in(&s->cost, (AUTO_FACTOR - 1) * decode, s->limits.max_tokens);
+    left = left < MIN_READ ? MIN_READ : left;
+    for (int i = 0; i < n_readers; i++) {
+        if (!sees(s->readers[i], s->shares[i]))
+            continue;
+        s->shares[i] = s->shares[i] < left ? s->shares[i] : left;
+        left -= s->shares[i];
+    }
+}
+
 static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
 {
     int n = 0, budget = scheduler_read_tokens(s, s->n_decode);
@@ -696,6 +722,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
         return;
     int rows = s->limits.max_tokens - s->n_decode - s->n_forced - s->n_drafted;
     share_among_clients(s, n, budget < rows ? budget : rows);
+    limit_images(s, n);
     for (int i = 0; i < n; i++) {
         struct seq *q = s->readers[i];
         int room = room_for(s, q, taken), want = s->shares[i] < room ? s->shares[i] : room;
@@ -770,7 +797,7 @@ double scheduler_budget_ns(const struct scheduler *s, int n_decode)
     double decode = scheduler_decode_ns(s, n_decode);
     if (n_decode == 0)
         return AUTO_IDLE_NS;
-    return 3 * decode > AUTO_NS ? 3 * decode : AUTO_NS;
+    return AUTO_FACTOR * decode > AUTO_NS ? AUTO_FACTOR * decode : AUTO_NS;
 }
 
 int scheduler_read_tokens(const struct scheduler *s, int n_decode)

@@ -33,6 +33,8 @@
  *     Where the targets conflict, the inter-token target wins: a prompt waits rather than delay those that decode.
  * 10. Draws on the host are part of a step's time. Where a client decodes whose draws cost little, the costly draws of
  *     others take at most 1 / DRAW_SHARE of a step, or one of them a step. Their sequences take turns.
+ * 11. An image is a thousand tokens that arrive at once. Without a budget or a target, a step that decodes reads at most as many
+ *     tokens of prompts with images as make it three times as long.
  */
 #ifndef STEEL_ENGINE_SCHEDULER_H
 #define STEEL_ENGINE_SCHEDULER_H
