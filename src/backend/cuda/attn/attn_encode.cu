@@ -7,25 +7,9 @@
  * size is no multiple of 16 (72 in SigLIP's and Qwen's image towers) are padded with zeros in shared
  * memory and in the fragments of the queries.
  */
-#include "backend/cuda/attn/attn.cuh"
-#include "backend/cuda/attn/attn_softmax.cuh"
-#include "backend/cuda/heads/encoder.h"
-#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/attn/attn_encode.cuh"
 
 enum { ENCODE_ROWS = 64, ENCODE_KEYS = 64, ENCODE_THREADS = 128 };
-
-struct encode_args {
-    const uint16_t *qkv; /* (n_tokens, stride): H heads of q, K of k, K of v */
-    const int2 *tiles;   /* sequence, first row */
-    const int32_t *q_start, *slot;
-    const int32_t *spans; /* (n_tokens, 2) keys that a row sees, or NULL: all */
-    float *a;             /* (n_tokens, H, D), or NULL: */
-    uint16_t *fp16_out;   /* (n_tokens, padded) fp16, in the order of fragment_slot */
-    float *fp16_scale;    /* (n_tokens) */
-    float to_log2;        /* factor from q K^T to scores in units of log2 */
-    int stride, padded, n_heads, n_kv, window;
-    int dim; /* D without its padding, a multiple of 8 */
-};
 
 /* [first, last]: the keys that row t at position `pos` of a sequence of `n` rows sees. */
 DEVICE int2 encode_keys(const struct encode_args &p, int t, int pos, int n)
@@ -170,44 +154,8 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
             }
         __syncthreads(); /* the next round overwrites this buffer */
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float total = softmax_total(st, r);
-        int row = w * 16 + g + 8 * r;
-        bool mine = row < rows, hidden = !mine || p.slot[row0 + row] < 0;
-        float inv = hidden ? 0.0f : 1.0f / total;
-        float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * (size_t)dim;
-        uint16_t *to_half = p.fp16_out + (size_t)(row0 + row) * (size_t)p.padded;
-#pragma unroll
-        for (int j = 0; j < D / 8; j += 2) {
-            float v[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                v[i] = hidden ? 0.0f : out[j + i / 2][2 * r + i % 2] * inv;
-            if (p.fp16_out && dim % 16 == 0) {
-                softmax_fp16_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
-                                 to_half + h * dim + j * 8, mine && j * 8 < dim);
-                continue;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int k = j * 8 + 8 * i + 2 * c;
-                if (!mine || k >= dim)
-                    continue;
-                if (p.fp16_out)
-                    *(uint32_t *)(to_half + fragment_slot(h * dim + k)) =
-                        pack_half2(v[2 * i], v[2 * i + 1]);
-                else
-                    *(float2 *)(to + k) =
-                        make_float2(v[2 * i] / HIDDEN_SCALE, v[2 * i + 1] / HIDDEN_SCALE);
-            }
-        }
-        if (p.fp16_out && mine && h == 0 && c == 0)
-            p.fp16_scale[row0 + row] = 1.0f / HIDDEN_SCALE;
-        if (p.fp16_out && mine && h == H - 1)
-            for (int k = H * dim + 2 * c; k < p.padded; k += 8)
-                *(uint32_t *)(to_half + fragment_slot(k)) = 0;
-    }
+    attn_encode_write<D>(
+        p, st, [&](int j, int k) { return out[j][k]; }, h, row0 + w * 16, rows - w * 16);
 }
 
 /* Host */
@@ -227,8 +175,8 @@ bool attn_encode_fits(const struct attn_layer *l)
            l->temp_beta == 0 && !l->sinks && l->softcap == 0;
 }
 
-void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                 struct rows *a)
+struct encode_args attn_encode_args(struct cuda_backend *cu, const struct attn_layer *l,
+                                    const struct step *s, struct rows *a)
 {
     struct encode_args p = {};
     a->fp16 = pick_fp16_only(cu, s->n_tokens);
@@ -248,6 +196,13 @@ void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const stru
     p.window = l->window;
     p.spans = l->spans;
     p.dim = l->k_dim;
+    return p;
+}
+
+void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                 struct rows *a)
+{
+    struct encode_args p = attn_encode_args(cu, l, s, a);
     int tiles = cu->step.layout.n_q_tiles;
     switch (ceil_div(l->k_dim, 16) * 16) {
     case 16:

@@ -428,11 +428,14 @@ static void encode_linear(struct cuda_backend *cu, const struct pick_case *c)
     qkv.y = cu->act.qkv;
     pick_run(cu, PICK_LINEAR, &qkv, STAGE_QKV);
 }
-static void encode_attend(struct cuda_backend *cu, const struct pick_case *c, const float *qkv)
+typedef void encode_kernel(struct cuda_backend *cu, const struct attn_layer *l,
+                           const struct step *s, struct rows *a);
+static void encode_attend(struct cuda_backend *cu, const struct pick_case *c, const float *qkv,
+                          encode_kernel *kernel)
 {
     step_mark(cu);
     encoder_heads(cu, c->attn.layer, c->step, qkv);
-    attn_encode(cu, c->attn.layer, c->step, c->attn.out);
+    kernel(cu, c->attn.layer, c->step, c->attn.out);
     step_mark_end(cu, STAGE_ATTENTION);
 }
 /* Arguments of the projection to fp16. */
@@ -445,17 +448,41 @@ static struct gemm_args encode_args(struct cuda_backend *cu, const struct pick_c
     p.narrow = true;
     return p;
 }
-static void encode_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+static void encode_wgmma_with(struct cuda_backend *cu, const struct pick_case *c,
+                              encode_kernel *kernel)
 {
     step_mark(cu);
     pick_wgmma(cu, encode_args(cu, c));
     step_mark_end(cu, STAGE_QKV);
-    encode_attend(cu, c, NULL);
+    encode_attend(cu, c, NULL, kernel);
+}
+static void encode_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    encode_wgmma_with(cu, c, attn_encode);
 }
 static void encode_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
     encode_linear(cu, c);
-    encode_attend(cu, c, cu->act.qkv);
+    encode_attend(cu, c, cu->act.qkv, attn_encode);
+}
+static bool encode_long_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_encode_long_fits(cu, c->attn.layer);
+}
+/* Sequences whose keys are several tiles. */
+static bool encode_long_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->step->n_tokens >= 512 * c->step->n_seqs;
+}
+static void encode_long(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (encode_wgmma_fits(cu, c)) {
+        encode_wgmma_with(cu, c, attn_encode_long);
+    } else {
+        encode_linear(cu, c);
+        encode_attend(cu, c, cu->act.qkv, attn_encode_long);
+    }
 }
 static void encode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -666,6 +693,8 @@ static const struct cuda_pick rows[] = {
      latent_prompt_any,
      {CLASS_OWN, 1, 0}},
 
+    {"encode_long", PICK_ENCODE, ANY, 512, 0, NEEDS_WGMMA, TAKES_ROWS, encode_long_pays,
+     encode_long_fits, encode_long},
     {"encode_wgmma", PICK_ENCODE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, encode_wgmma_fits,
      encode_wgmma},
     {"encode_mma",

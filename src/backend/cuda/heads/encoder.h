@@ -42,5 +42,9 @@ void encoder_heads(struct cuda_backend *cu, const struct attn_layer *l, const st
 bool attn_encode_fits(const struct attn_layer *l);
 void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                  struct rows *a);
+/* attn_encode_long.cu: the same with wgmma, without windows and spans. */
+bool attn_encode_long_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_encode_long(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                      struct rows *a);
 
 #endif
