@@ -81,6 +81,7 @@ struct tower_ops {
     void (*merge)(struct backend *be, const struct merger *m, int i);
     /* After end(): host (rows, network_feature_width) = the first features. */
     void (*features)(struct backend *be, int rows, float *host);
+    bool pixels; /* embed reads batch.pixels */
 };
 
 /* Access to the stream inside a step, for pipeline stages and tests. Rows are of n_embd. */
@@ -111,7 +112,8 @@ struct host_copy {
 };
 struct host_ops {
     void (*copy_in_list)(struct backend *be, const struct host_copy *list, int n);
-    /* Makes copies of this host memory faster, if it can be done. */
+    /* Makes copies of this host memory faster, if it can be done. Steps may then read batch.embeds in it until they end.
+     * unpin: be may be NULL, after its backend has closed. */
     void (*pin)(struct backend *be, void *host, size_t bytes);
     void (*unpin)(struct backend *be, void *host);
 };

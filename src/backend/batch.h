@@ -25,6 +25,9 @@ struct batch {
      * tower's patches; at most bounds.max_embeds. With deepstack, E values for each level follow the first E. Not in a step of the MTP block, and not over several processes. */
     const float *const *embeds;
     int n_embeds;
+    /* (n_embeds) Of a tower with embed.pixels, if tower_ops.pixels: each patch's pixels. embeds[i] is then its position alone
+     * (E). An entry may be NULL: a patch of zeros. NULL = embeds has patches and positions. */
+    const uint8_t *const *pixels;
     /* (n_tokens, 2) the first and the end of the keys of the row's span, as positions of its sequence: an image in a
      * prompt, a window or a view in a tower. Equal: none. All keys of a span are in the cache after this step.
      * NULL: no row has a span. Read where attention.span says so. */

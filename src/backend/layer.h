@@ -568,6 +568,14 @@ struct embed_layers {
     int pad;
 };
 
+/* How pixels become a patch's values: the byte at (row, column, channel) becomes values[channel][byte]. Their order is
+ * (row, column, channel), or (channel, frame, row, column) with equal frames. */
+struct pixel_form {
+    int side, frames;
+    bool channels_last;
+    float values[3][256];
+};
+
 /* x = norm(scale * T[token] + positions[pos + pos_offset] + types[type])
  * A row of batch.embeds replaces scale * T[token] and is not scaled.
  * With patches, every row is one of batch.embeds and has D + E values: p, of an image's patch, and q, such as
@@ -575,6 +583,7 @@ struct embed_layers {
 struct embed {
     const struct weight *tokens;            /* (n_vocab, E); NULL with patches */
     const struct weight *patches;           /* (E, D) or NULL */
+    const struct pixel_form *pixels;        /* of patches that are pixels; NULL = none */
     struct norm patch_norm;                 /* (E) */
     float scale;                            /* 0 = 1 */
     const struct weight *positions, *types; /* (n, E) or NULL */

@@ -120,9 +120,14 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
     struct request *r = c->req;
     for (int i = 0; i < 2; i++) /* steps in flight drop its results */
         if (c->at[i]) {
-            e->steps[i].seqs[c->at[i] - 1] = NULL;
-            e->steps[i].items[c->at[i] - 1].seq = NULL;
+            struct engine_step *f = &e->steps[i];
+            f->seqs[c->at[i] - 1] = NULL;
+            f->items[c->at[i] - 1].seq = NULL;
             c->at[i] = 0;
+            if (!r->n_held)
+                continue;
+            atomic_fetch_add(&r->refs, 1);
+            f->ended[f->n_ended++] = r;
         }
     if (e->now->follows && c->seq.running) { /* no other step is in flight */
         draft_settle(&e->spec, &c->seq);

@@ -331,12 +331,19 @@ static void learn_gap(struct engine *e, const struct engine_step *f)
 }
 
 /* Waits for the current step and appends its tokens. */
+static void release_ended(struct engine_step *f)
+{
+    while (f->n_ended)
+        request_free(f->ended[--f->n_ended]);
+}
+
 static void finish_step(struct engine *e)
 {
     struct engine_step *f = e->now;
     struct error err = {0};
     bool ok = step_finish(e->rt->step, &err);
     int64_t end = clock_ns();
+    release_ended(f);
     int64_t ns = end - (f->start_ns > e->end_ns ? f->start_ns : e->end_ns);
     /* what the device waited for the host before a step that could not be started ahead */
     int64_t gap = e->rt->be->async && f->start_ns > e->end_ns ? f->start_ns - e->end_ns : 0;
@@ -614,6 +621,7 @@ static bool start(struct engine *e)
         f->slot = i;
         f->items = mem_zalloc((size_t)lim->max_seqs, sizeof *f->items);
         f->seqs = mem_zalloc((size_t)lim->max_seqs, sizeof *f->seqs);
+        f->ended = mem_zalloc((size_t)lim->max_seqs, sizeof(struct request *));
     }
     e->now = &e->steps[0];
     e->next = &e->steps[1];
@@ -738,6 +746,8 @@ void engine_close(struct engine *e)
     for (int i = 0; i < 2; i++) {
         mem_free(e->steps[i].items);
         mem_free(e->steps[i].seqs);
+        release_ended(&e->steps[i]);
+        mem_free(e->steps[i].ended);
     }
     image_cache_free(e->images);
     mem_free(e->shares);

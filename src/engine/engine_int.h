@@ -52,8 +52,10 @@ struct request {
 
 /* A step in flight. */
 struct engine_step {
-    struct step_item *items;           /* (max_seqs) */
-    struct seq **seqs;                 /* (max_seqs) as planned; NULL = has left since */
+    struct step_item *items; /* (max_seqs) */
+    struct seq **seqs;       /* (max_seqs) as planned; NULL = has left since */
+    struct request **ended;  /* (n_ended) have left since; the device may read their embeddings */
+    int n_ended;
     int slot;                          /* its index in choice.at */
     bool follows;                      /* drafts are made after it (draft.h) */
     bool sampled;                      /* step_sample was called; false: its samplers must wait */

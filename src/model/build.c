@@ -309,6 +309,7 @@ void build_free(struct backend *be, struct network *net, struct tensor_spec *spe
     mem_free((void *)(uintptr_t)net->mtp.ids);
     mem_free(net->layers);
     mem_free(net->mergers);
+    mem_free((void *)(uintptr_t)net->embed.pixels);
     mem_free(net->clips);
     mem_free(specs);
     *net = (struct network){0};

@@ -4,8 +4,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/os.h"
-#include "vision/positions.h"
 #include "vision/spare.h"
+#include "vision/step_rows.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -20,8 +20,6 @@ enum {
     POLL_NS = 20000000,   /* between checks for cancelled callers; the longest wait for a step */
     PIECE_NS = 4000000,   /* of a tower's step while no other steps run */
 };
-
-struct step_rows;
 
 /* The features of a step's views, until the last caller has taken its own. */
 struct step_result {
@@ -58,6 +56,8 @@ struct encoder {
     struct config config;
     struct tower_config tower, low; /* low: with few features */
     struct positions positions;
+    struct grids *grids;
+    bool pixels; /* the backend takes patches as pixels */
     struct part parts[2];
     int n_parts;
     struct bounds bounds; /* of the first part */
@@ -66,9 +66,10 @@ struct encoder {
     int32_t *index, *pos, *slot, *rope_pos,
         *spans; /* (max_tokens); rope_pos (max_tokens, 3), spans (max_tokens, 2) */
     int32_t q_start[BATCH_VIEWS + 1], kv_len[BATCH_VIEWS], *pages;
-    const float **rows; /* (max_tokens) */
-    bool batches;       /* several views share a step */
-    bool pieces;        /* steps run in pieces (encoder_beside_step) */
+    const float **rows;        /* (max_tokens) */
+    const uint8_t **pixels_of; /* (max_tokens) */
+    bool batches;              /* several views share a step */
+    bool pieces;               /* steps run in pieces (encoder_beside_step) */
     /* of the piece that runs */
     struct part *now;
     int n_layers, most_layers; /* enqueued, until the piece ends */
@@ -204,126 +205,14 @@ static bool open_all(struct encoder *e, const struct tensorfile *f,
     e->rope_pos = mem_zalloc(n, 3 * sizeof *e->rope_pos);
     e->spans = mem_zalloc(n, 2 * sizeof *e->spans);
     e->rows = mem_zalloc(n, sizeof *e->rows);
+    e->pixels_of = mem_zalloc(n, sizeof *e->pixels_of);
+    e->grids = grids_new(&e->tower, &e->positions, e->config.n_embd);
+    e->pixels = e->parts[0].be->ops->tower->pixels;
     e->pages =
         mem_zalloc((size_t)e->bounds.max_pages * (size_t)e->bounds.max_seqs, sizeof *e->pages);
     for (int i = 0; i < e->bounds.max_tokens; i++)
         e->index[i] = i;
     return true;
-}
-
-/* The order of a view's rows in a step: by window, then by feature. The patches of a feature are adjacent. Where rows
- * are joined twice, four patches that become one row are a window. */
-struct row_order {
-    int n, n_features;
-    int *row, *col;   /* (n) of patches */
-    int *feature;     /* (n_features) its place in the view */
-    int32_t *windows; /* (n, 2) as batch.spans; NULL = none */
-};
-
-static void order_window(const struct tower_config *t, const struct view *v, int top, int left,
-                         int high, int wide, struct row_order *o)
-{
-    int m = t->merge, first = o->n;
-    for (int y = top; y < top + high && y < v->rows; y += m)
-        for (int x = left; x < left + wide && x < v->cols; x += m) {
-            o->feature[o->n_features++] = y / m * (v->cols / m) + x / m;
-            for (int i = 0; i < m * m; i++, o->n++) {
-                int four = i / 4, inner = i % 4;
-                bool twice = t->middle >= 0;
-                o->row[o->n] = y + (twice ? four / (m / 2) * 2 + inner / 2 : i / m);
-                o->col[o->n] = x + (twice ? four % (m / 2) * 2 + inner % 2 : i % m);
-            }
-        }
-    for (int i = first; o->windows && i < o->n; i++) {
-        o->windows[2 * i] = t->window ? first : i / 4 * 4;
-        o->windows[2 * i + 1] = t->window ? o->n : i / 4 * 4 + 4;
-    }
-}
-
-static bool order_init(struct row_order *o, const struct tower_config *t, const struct view *v)
-{
-    size_t n = (size_t)v->rows * (size_t)v->cols;
-    int high = t->window ? t->window : v->rows, wide = t->window ? t->window : v->cols;
-    bool windows = t->window || t->middle >= 0;
-    *o = (struct row_order){.row = mem_ask(n * sizeof *o->row),
-                            .col = mem_ask(n * sizeof *o->col),
-                            .feature = mem_ask(n * sizeof *o->feature),
-                            .windows = windows ? mem_ask(2 * n * sizeof *o->windows) : NULL};
-    if (!o->row || !o->col || !o->feature || (windows && !o->windows))
-        return false;
-    for (int y = 0; y < v->rows; y += high)
-        for (int x = 0; x < v->cols; x += wide)
-            order_window(t, v, y, x, high, wide, o);
-    return true;
-}
-
-static void order_clear(struct row_order *o)
-{
-    mem_free(o->row);
-    mem_free(o->col);
-    mem_free(o->feature);
-    mem_free(o->windows);
-}
-
-/* A step's rows: each patch with its position, then the class token. */
-struct step_rows {
-    struct row_order order;
-    int n;
-    float *values;      /* (n, patch values + E) */
-    size_t bytes;       /* of values */
-    const float **rows; /* (n) */
-    int32_t *rope_pos;  /* (n, 3) */
-};
-
-static void fill_rows(struct step_rows *r, const struct encoder *e, const struct patches *p,
-                      int view)
-{
-    size_t D = (size_t)tower_patch_values(&e->tower), E = (size_t)e->config.n_embd;
-    struct position_axes axes;
-    positions_begin(&e->tower, &p->plan.views[view], &axes);
-    for (int i = 0; i < r->n; i++) {
-        float *to = r->values + (size_t)i * (D + E);
-        int32_t *pos = r->rope_pos + (ptrdiff_t)3 * i;
-        memset(pos, 0, 3 * sizeof *pos);
-        r->rows[i] = to;
-        if (i == r->order.n) {
-            memset(to, 0, D * sizeof *to);
-            memcpy(to + D, e->positions.class_row, E * sizeof *to);
-            continue;
-        }
-        pos[1] = r->order.row[i];
-        pos[2] = r->order.col[i];
-        patches_row(p, view, pos[1], pos[2], to);
-        positions_at(&e->tower, &e->positions, &axes, pos[1], pos[2], to + D);
-    }
-    positions_end(&axes);
-}
-
-static bool rows_init(struct step_rows *r, const struct encoder *e, const struct patches *p,
-                      int view, struct error *err)
-{
-    const struct tower_config *t = &e->tower;
-    const struct view *v = &p->plan.views[view];
-    *r = (struct step_rows){.n = v->rows * v->cols + t->class_token};
-    size_t n = (size_t)r->n, each = (size_t)tower_patch_values(t) + (size_t)e->config.n_embd;
-    size_t bytes = n * each * sizeof(float);
-    bool ok = order_init(&r->order, t, v);
-    r->bytes = bytes;
-    r->values = spare_take(bytes);
-    r->rows = mem_ask(n * sizeof *r->rows);
-    r->rope_pos = mem_ask(3 * n * sizeof *r->rope_pos);
-    if (!ok || !r->values || !r->rows || !r->rope_pos)
-        return error_set(err, "out of memory: %zu bytes for an image's patches", bytes);
-    fill_rows(r, e, p, view);
-    return true;
-}
-
-static void rows_clear(struct step_rows *r)
-{
-    order_clear(&r->order);
-    spare_give(r->values, r->bytes);
-    mem_free((void *)(uintptr_t)r->rows);
-    mem_free(r->rope_pos);
 }
 
 /* The encoder's thread */
@@ -348,16 +237,19 @@ static void add_sequence(struct encoder *e, struct batch *b, int n, int *page)
 /* The rows of a view. */
 static void add_view(struct encoder *e, struct batch *b, const struct step_rows *r, int *page)
 {
+    const struct view_grid *g = r->grid;
     int first = b->n_tokens;
-    for (int i = 0; i < r->n; i++)
+    for (int i = 0; i < g->n; i++)
         e->rows[first + i] = r->rows[i];
-    memcpy(e->rope_pos + (ptrdiff_t)3 * first, r->rope_pos, (size_t)r->n * 3 * sizeof(int32_t));
-    if (r->order.windows)
-        memcpy(e->spans + (ptrdiff_t)2 * first, r->order.windows,
-               (size_t)r->order.n * 2 * sizeof(int32_t));
-    for (int i = r->order.n; i < r->n; i++) /* a class token has no window */
+    for (int i = 0; r->bytes_of && i < g->n; i++)
+        e->pixels_of[first + i] = r->bytes_of[i];
+    memcpy(e->rope_pos + (ptrdiff_t)3 * first, g->rope_pos, (size_t)g->n * 3 * sizeof(int32_t));
+    if (g->order.windows)
+        memcpy(e->spans + (ptrdiff_t)2 * first, g->order.windows,
+               (size_t)g->order.n * 2 * sizeof(int32_t));
+    for (int i = g->order.n; i < g->n; i++) /* a class token has no window */
         e->spans[2 * (first + i)] = e->spans[2 * (first + i) + 1] = 0;
-    add_sequence(e, b, r->n, page);
+    add_sequence(e, b, g->n, page);
 }
 
 static struct step_result *result_new(int n, int width, int refs, struct error *err)
@@ -485,7 +377,8 @@ static struct step_result *run_step(struct encoder *e, struct encode_job *const 
                       .pos = e->pos,
                       .rope_pos = e->rope_pos,
                       .embeds = e->rows,
-                      .spans = jobs[0]->rows->order.windows ? e->spans : NULL,
+                      .pixels = jobs[0]->rows->pixels ? e->pixels_of : NULL,
+                      .spans = jobs[0]->rows->grid->order.windows ? e->spans : NULL,
                       .slot = e->slot,
                       .q_start = e->q_start,
                       .kv_len = e->kv_len,
@@ -496,7 +389,7 @@ static struct step_result *run_step(struct encoder *e, struct encode_job *const 
     for (int i = 0; i < n; i++) {
         add_view(e, &b, jobs[i]->rows, &page);
         jobs[i]->first = features;
-        features += jobs[i]->rows->order.n_features;
+        features += jobs[i]->rows->grid->order.n_features;
     }
     if (e->n_parts == 1)
         return run_network(e, &e->parts[0], &b, features, n, stop, fetch, err);
@@ -506,8 +399,9 @@ static struct step_result *run_step(struct encoder *e, struct encode_job *const 
         return NULL;
     b.n_tokens = b.n_seqs = page = 0;
     b.spans = NULL;
+    b.pixels = NULL;
     for (int i = 0; i < n; i++)
-        add_sequence(e, &b, jobs[i]->rows->n / e->parts[0].joined, &page);
+        add_sequence(e, &b, jobs[i]->rows->grid->n / e->parts[0].joined, &page);
     for (int i = 0; i < rows; i++)
         e->rows[i] = joined->values + (size_t)i * (size_t)e->parts[0].width;
     struct step_result *all = run_network(e, &e->parts[1], &b, features, n, stop, fetch, err);
@@ -525,10 +419,11 @@ static int take_jobs(struct encoder *e, struct encode_job **jobs)
 {
     int n = 0, patches = 0;
     while (e->queue && (!n || (e->batches && n < BATCH_VIEWS &&
-                               patches + e->queue->rows->n <= BATCH_PATCHES))) {
+                               patches + e->queue->rows->grid->n <= BATCH_PATCHES &&
+                               !e->queue->rows->pixels == !jobs[0]->rows->pixels))) {
         jobs[n] = e->queue;
         e->queue = jobs[n]->next;
-        patches += jobs[n]->rows->n;
+        patches += jobs[n]->rows->grid->n;
         jobs[n++]->taken = true;
     }
     return n;
@@ -626,7 +521,7 @@ static void *encoder_main(void *arg)
     os_background();
     bool ok = open_all(e, o->f, o->opt, &o->err);
     if (e->pieces)
-        spare_keep();
+        spare_keep(e->parts[0].be);
     pthread_mutex_lock(&e->lock);
     o->ok = ok;
     o->done = true; /* o is gone when the lock is free */
@@ -670,7 +565,7 @@ void encoder_close(struct encoder *e)
     if (e->started)
         pthread_join(e->thread, NULL);
     if (e->pieces)
-        spare_drop();
+        spare_drop(e->parts[0].be);
     for (int i = 0; i < 2; i++)
         close_part(&e->parts[i]);
     pthread_cond_destroy(&e->changed);
@@ -680,6 +575,8 @@ void encoder_close(struct encoder *e)
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
     mem_free((void *)(uintptr_t)e->rows);
+    mem_free((void *)(uintptr_t)e->pixels_of);
+    grids_free(e->grids);
     mem_free(e);
 }
 
@@ -691,7 +588,7 @@ static bool make_jobs(struct encoder *e, const struct patches *p, const atomic_b
         int n = p->plan.views[i].rows * p->plan.views[i].cols;
         if (n + e->tower.class_token > e->bounds.max_tokens)
             return error_set(err, "an image of %d patches; at most %d", n, e->bounds.max_tokens);
-        if (!rows_init(&rows[i], e, p, i, err))
+        if (!rows_init(&rows[i], e->grids, p, i, e->pixels, err))
             return false;
         jobs[i] = (struct encode_job){.rows = &rows[i], .stop = stop};
     }
@@ -701,7 +598,7 @@ static bool make_jobs(struct encoder *e, const struct patches *p, const atomic_b
 /* Copies a view's features into the order of the view. */
 static void take_features(const struct encode_job *j, size_t width, float *to)
 {
-    const struct row_order *o = &j->rows->order;
+    const struct row_order *o = &j->rows->grid->order;
     const float *from = j->result->values + (size_t)j->first * width;
     for (int k = 0, run; k < o->n_features; k += run) {
         for (run = 1; k + run < o->n_features && o->feature[k + run] == o->feature[k] + run; run++)
@@ -714,7 +611,7 @@ static void take_features(const struct encode_job *j, size_t width, float *to)
 /* Takes the memory of the result itself, if it has this view alone in its order. */
 static bool take_result(const struct encode_job *j, struct features *out)
 {
-    const struct row_order *o = &j->rows->order;
+    const struct row_order *o = &j->rows->grid->order;
     bool ordered = j->result->n == out->n && atomic_load(&j->result->refs) == 1;
     for (int k = 0; ordered && k < o->n_features; k++)
         ordered = o->feature[k] == k;
@@ -733,7 +630,7 @@ static bool take_all(const struct encode_job *jobs, int n, struct features *out,
     float *to = out->values = spare_take(bytes);
     if (!to)
         return error_set(err, "out of memory: %zu bytes for an image's features", bytes);
-    for (int i = 0; i < n; i++, to += (size_t)jobs[i - 1].rows->order.n_features * width)
+    for (int i = 0; i < n; i++, to += (size_t)jobs[i - 1].rows->grid->order.n_features * width)
         take_features(&jobs[i], width, to);
     return true;
 }

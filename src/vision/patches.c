@@ -5,11 +5,6 @@
 
 #include <string.h>
 
-/* The value of each byte of a channel. */
-struct byte_values {
-    float of[3][256];
-};
-
 static void patches_init(const struct tower_config *t, const struct image_plan *plan,
                          struct patches *out)
 {
@@ -33,15 +28,17 @@ static size_t place_in_patch(const struct tower_config *t, int c, int row, int c
                                      : (c * t->frames * P + row) * P + col);
 }
 
-static void byte_values_init(struct byte_values *v, const struct tower_config *t)
+void patches_form(const struct tower_config *t, struct pixel_form *out)
 {
+    *out = (struct pixel_form){
+        .side = t->patch, .frames = t->frames, .channels_last = t->channels_last};
     for (int c = 0; c < 3; c++)
         for (int i = 0; i < 256; i++)
-            v->of[c][i] = ((float)i - t->mean[c] * 255) / (t->std[c] * 255);
+            out->values[c][i] = ((float)i - t->mean[c] * 255) / (t->std[c] * 255);
 }
 
 /* One patch: the image's pixels at (x, y), 0 where it ends. */
-static void cut_patch(const struct tower_config *t, const struct byte_values *values,
+static void cut_patch(const struct tower_config *t, const struct pixel_form *form,
                       const struct image *m, int x, int y, float *to)
 {
     int P = t->patch, n = m->width - x < P ? m->width - x : P;
@@ -52,7 +49,7 @@ static void cut_patch(const struct tower_config *t, const struct byte_values *va
         const uint8_t *row =
             in ? m->rgb + ((size_t)(y + r) * (size_t)m->width + (size_t)x) * 3 : NULL;
         for (int c = 0; c < 3; c++) {
-            const float *of = values->of[c];
+            const float *of = form->values[c];
             float *at = to + place_in_patch(t, c, r, 0);
             size_t step = t->channels_last ? 3 : 1;
             for (int k = 0; k < P; k++)
@@ -65,10 +62,15 @@ static void cut_patch(const struct tower_config *t, const struct byte_values *va
                    to + place_in_patch(t, c, 0, 0), frame * sizeof *to);
 }
 
-static bool resize_all(const struct tower_config *t, const struct image *m,
-                       const struct image_plan *plan, const atomic_bool *stop, struct image *sizes,
-                       struct error *err)
+static bool resize_all(const struct tower_config *t, struct image *m, const struct image_plan *plan,
+                       const atomic_bool *stop, struct image *sizes, struct error *err)
 {
+    const struct plan_size *only = plan->sizes;
+    if (plan->n_sizes == 1 && only->width == m->width && only->height == m->height) {
+        sizes[0] = *m;
+        m->rgb = NULL;
+        return true;
+    }
     for (int i = 0; i < plan->n_sizes; i++) {
         const struct plan_size *s = &plan->sizes[i];
         if (!image_resize(s->from < 0 ? m : &sizes[s->from], s->width, s->height, t->filter, stop,
@@ -78,7 +80,7 @@ static bool resize_all(const struct tower_config *t, const struct image *m,
     return true;
 }
 
-bool patches_make(const struct tower_config *t, const struct image *m, const atomic_bool *stop,
+bool patches_make(const struct tower_config *t, struct image *m, const atomic_bool *stop,
                   struct patches *out, struct error *err)
 {
     struct image_plan plan;
@@ -86,8 +88,8 @@ bool patches_make(const struct tower_config *t, const struct image *m, const ato
     if (!plan_image(t, m->width, m->height, &plan, err))
         return false;
     patches_init(t, &plan, out);
-    out->bytes = mem_alloc(sizeof *out->bytes);
-    byte_values_init(out->bytes, t);
+    out->form = mem_alloc(sizeof *out->form);
+    patches_form(t, out->form);
     return resize_all(t, m, &plan, stop, out->sizes, err);
 }
 
@@ -95,7 +97,7 @@ void patches_row(const struct patches *p, int view, int row, int col, float *to)
 {
     const struct view *v = &p->plan.views[view];
     if (!p->values) {
-        cut_patch(p->tower, p->bytes, &p->sizes[v->size], v->x + col * p->tower->patch,
+        cut_patch(p->tower, p->form, &p->sizes[v->size], v->x + col * p->tower->patch,
                   v->y + row * p->tower->patch, to);
         return;
     }
@@ -103,6 +105,26 @@ void patches_row(const struct patches *p, int view, int row, int col, float *to)
     for (int i = 0; i < view; i++)
         at += (size_t)p->plan.views[i].rows * (size_t)p->plan.views[i].cols;
     memcpy(to, p->values + at * (size_t)p->width, (size_t)p->width * sizeof *to);
+}
+
+size_t patch_bytes(const struct tower_config *t)
+{
+    return 3 * (size_t)t->patch * (size_t)t->patch;
+}
+
+void patches_row_bytes(const struct patches *p, int view, int row, int col, uint8_t *to)
+{
+    const struct view *v = &p->plan.views[view];
+    const struct image *m = &p->sizes[v->size];
+    int P = p->tower->patch, x = v->x + col * P, y = v->y + row * P;
+    int n = m->width - x < P ? m->width - x : P, wide = 3 * P;
+    CHECK(m->rgb, "an image without pixels");
+    for (int r = 0; r < P; r++, to += wide) {
+        int in = y + r < m->height && n > 0 ? 3 * n : 0;
+        if (in)
+            memcpy(to, m->rgb + ((size_t)(y + r) * (size_t)m->width + (size_t)x) * 3, (size_t)in);
+        memset(to + in, 0, (size_t)(wide - in));
+    }
 }
 
 bool patches_cut(struct patches *p, struct error *err)
@@ -126,7 +148,7 @@ void patches_free(struct patches *p)
 {
     for (int i = 0; i < PLAN_MAX_SIZES; i++)
         image_free(&p->sizes[i]);
-    mem_free(p->bytes);
+    mem_free(p->form);
     mem_free(p->values);
     *p = (struct patches){0};
 }

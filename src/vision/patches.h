@@ -2,9 +2,9 @@
 #ifndef STEEL_VISION_PATCHES_H
 #define STEEL_VISION_PATCHES_H
 
+#include "backend/layer.h"
 #include "vision/image_plan.h"
 
-struct byte_values;
 struct patches {
     const struct tower_config *tower;
     struct image_plan plan;
@@ -13,14 +13,19 @@ struct patches {
     float *
         values; /* (n, width) view by view, each row by row; NULL = they are cut from the images below */
     struct image sizes[PLAN_MAX_SIZES]; /* resized */
-    struct byte_values *bytes;          /* of normalised channels */
+    struct pixel_form *form;
 };
 
-/* The resized image. patches_row cuts and normalises. */
-bool patches_make(const struct tower_config *t, const struct image *m, const atomic_bool *stop,
+/* The resized image. patches_row cuts and normalises. If the size stays the same, the pixels are taken from m. */
+bool patches_make(const struct tower_config *t, struct image *m, const atomic_bool *stop,
                   struct patches *out, struct error *err);
 /* to (width) = the patch at (row, col) of a view. */
 void patches_row(const struct patches *p, int view, int row, int col, float *to);
+/* Bytes of a patch's pixels, (row, column, channel). to = those at (row, col) of a view; p->values is NULL. */
+size_t patch_bytes(const struct tower_config *t);
+void patches_row_bytes(const struct patches *p, int view, int row, int col, uint8_t *to);
+/* How the tower's pixels become values (backend/layer.h). */
+void patches_form(const struct tower_config *t, struct pixel_form *out);
 /* Sets p->values. */
 bool patches_cut(struct patches *p, struct error *err);
 void patches_free(struct patches *p);

@@ -1,5 +1,6 @@
 /* See spare.h. */
 #include "vision/spare.h"
+#include "backend/backend.h"
 #include "base/mem.h"
 
 #include <pthread.h>
@@ -9,8 +10,10 @@ enum { LEAST = 4 << 20, MOST = 256 << 20, N_BLOCKS = 16 };
 static struct {
     pthread_mutex_t lock;
     int n_keepers, n;
+    struct backend *pins;        /* pins new blocks; NULL = none */
+    const struct host_ops *host; /* of the last one that did; unpins them */
     size_t bytes;
-    struct block {
+    struct spare_block {
         void *p;
         size_t size;
     } blocks[N_BLOCKS]; /* (n) */
@@ -27,21 +30,35 @@ static size_t size_of(size_t bytes)
     return size;
 }
 
-void spare_keep(void)
+/* Frees a block, which may be pinned. */
+static void release(void *p, size_t size)
+{
+    if (p && size >= LEAST && spare.host)
+        spare.host->unpin(NULL, p);
+    mem_aligned_free(p, size);
+}
+
+void spare_keep(struct backend *be)
 {
     pthread_mutex_lock(&spare.lock);
     spare.n_keepers++;
+    if (be->ops->host && !spare.pins) {
+        spare.pins = be;
+        spare.host = be->ops->host;
+    }
     pthread_mutex_unlock(&spare.lock);
 }
 
-void spare_drop(void)
+void spare_drop(struct backend *be)
 {
     pthread_mutex_lock(&spare.lock);
     spare.n_keepers--;
+    if (spare.pins == be)
+        spare.pins = NULL;
     while (!spare.n_keepers && spare.n) {
-        struct block *b = &spare.blocks[--spare.n];
+        struct spare_block *b = &spare.blocks[--spare.n];
         spare.bytes -= b->size;
-        mem_aligned_free(b->p, b->size);
+        release(b->p, b->size);
     }
     pthread_mutex_unlock(&spare.lock);
 }
@@ -57,8 +74,11 @@ void *spare_take(size_t bytes)
             spare.blocks[i] = spare.blocks[--spare.n];
             spare.bytes -= size;
         }
+    if (!p && (p = mem_aligned(size)) && size >= LEAST && spare.pins)
+        spare.host->pin(spare.pins, p,
+                        size); /* under the lock, which spare_drop of that backend takes */
     pthread_mutex_unlock(&spare.lock);
-    return p ? p : mem_aligned(size);
+    return p;
 }
 
 void spare_give(void *p, size_t bytes)
@@ -66,10 +86,10 @@ void spare_give(void *p, size_t bytes)
     size_t size = size_of(bytes);
     pthread_mutex_lock(&spare.lock);
     if (p && spare.n_keepers && size >= LEAST && spare.n < N_BLOCKS && spare.bytes + size <= MOST) {
-        spare.blocks[spare.n++] = (struct block){p, size};
+        spare.blocks[spare.n++] = (struct spare_block){p, size};
         spare.bytes += size;
         p = NULL;
     }
     pthread_mutex_unlock(&spare.lock);
-    mem_aligned_free(p, size);
+    release(p, size);
 }

@@ -8,9 +8,11 @@
 
 #include <stddef.h>
 
-/* Blocks that are given back are kept between the first call of spare_keep and the last one of spare_drop. */
-void spare_keep(void);
-void spare_drop(void);
+/* Blocks that are given back are kept between the first call of spare_keep and the last one of spare_drop of the same backend. If
+ * it can, the first such backend pins large blocks (host_ops), so that devices read and write them directly. */
+struct backend;
+void spare_keep(struct backend *be);
+void spare_drop(struct backend *be);
 
 void *spare_take(size_t bytes); /* contents undefined; NULL if out of memory */
 void spare_give(void *p, size_t bytes);

@@ -1,6 +1,7 @@
 /* The layers of a tower: what its names and settings say. The merger is the family's. */
 #include "base/mem.h"
 #include "vision/family.h"
+#include "vision/patches.h"
 
 #include <float.h>
 #include <math.h>
@@ -247,6 +248,9 @@ void tower_build(struct net_builder *b)
     bool joins = t->middle >= 0 && !t->part;
     b->net->embed.patches = build_weight(b, WEIGHT_LINEAR, 0, tower_patch_values(t), 1, 1, &rows);
     if (!t->part) {
+        struct pixel_form *form = mem_alloc(sizeof *form);
+        patches_form(t, form);
+        b->net->embed.pixels = form;
         b->net->embed.patch_norm = tower_norm(b, 0, &n->patch_norm, c->n_embd);
         b->net->embed.norm = tower_norm(b, 0, &n->pre_norm, c->n_embd);
     }

@@ -26,6 +26,7 @@ enum {
     WOVEN = 1 << 11, /* rows are interleaved; then a gated step */
     REST = 1 << 12,  /* images with a row that no feature takes */
     NO_ROPE = 1 << 13,
+    PIXELS = 1 << 15, /* patches are bytes where the backend takes them */
     JOIN = 1 << 14, /* the last layer has no mlp; a feature is [act(joined rows W^T), their mean] */
 };
 
@@ -49,6 +50,8 @@ static const struct tower_case {
     {"odd heads in windows", SPANS | LEVELS, 3, 28, 100, 50, DT_F32, DT_F32},
     {"minicpm, its first network", JOIN | SPANS | NO_ROPE, 2, 72, 272, 108, DT_F16, DT_F16},
     {"glm", RMS | GATED | WOVEN, 2, 128, 256, 96, DT_Q4_0, DT_F16},
+    {"pixels of two frames", LEVELS | PIXELS, 2, 72, 272, 96, DT_F16, DT_F16},
+    {"pixels and a class token", QUICK | REST | PIXELS, 2, 64, 96, 27, DT_F16, DT_F16},
 };
 enum { N_CASES = sizeof cases / sizeof *cases, MAX_OWNED = 64, LAYERS = 2, EACH_FEATURE = 4 };
 
@@ -250,6 +253,44 @@ static void make_ends(struct stock *k, const struct tower_case *c)
                  c->parts & RMS ? NORM_RMS : NORM_LAYER, E);
 }
 
+/* Patches of `patch` values as pixels: of two frames, or channels last. The reference gets the values, and the device, if it takes
+ * them, bytes and positions. Rows that no feature takes have no pixels. */
+struct pixels {
+    struct pixel_form form;
+    uint8_t bytes[512][64];
+    const uint8_t *rows[512];
+    const float *positions[512];
+};
+
+static void make_form(struct pixel_form *f, struct duo *d, const struct tower_case *c)
+{
+    int frames = c->patch % 6 ? 1 : 2, side = (int)lround(sqrt(c->patch / 3.0 / frames));
+    fail_if(3 * frames * side * side != c->patch, "patches that are no squares");
+    *f = (struct pixel_form){.side = side, .frames = frames, .channels_last = frames == 1};
+    for (int i = 0; i < 3 * 256; i++)
+        f->values[i / 256][i % 256] = (float)(i % 256 - 99 + i / 256) / 70;
+    d->net[DEV].embed.pixels = f;
+}
+
+static void fill_pixels(struct pixels *m, struct plan *p, const struct duo *d,
+                        const struct tower_case *c)
+{
+    int area = m->form.side * m->form.side, width = network_embed_width(&d->net[REF]);
+    for (int t = 0; t < p->b.n_tokens; t++) {
+        float *row = p->embed_rows + (size_t)t * (size_t)width;
+        bool none = c->parts & REST && t % 17 == 16;
+        for (int i = 0; i < 3 * area; i++)
+            m->bytes[t][i] = (uint8_t)(t * 37 + i * i + i);
+        for (int k = 0; k < c->patch; k++) {
+            int channel = m->form.channels_last ? k % 3 : k / (m->form.frames * area);
+            int at = m->form.channels_last ? k : k % area * 3 + channel;
+            row[k] = none ? 0 : m->form.values[channel][m->bytes[t][at]];
+        }
+        m->rows[t] = none ? NULL : m->bytes[t];
+        m->positions[t] = row + c->patch;
+    }
+}
+
 /* Patches, their places in a grid of six columns, and windows of ten. */
 static void make_batch(struct plan *p, const struct duo *d, const struct tower_case *c,
                        int32_t *spans)
@@ -274,14 +315,30 @@ static void make_batch(struct plan *p, const struct duo *d, const struct tower_c
         }
 }
 
-static void run_case(struct duo *d, struct plan *p, const char *what)
+static void begin_pixels(struct duo *d, struct plan *p, const struct pixels *pixels)
+{
+    struct batch b = p->b;
+    if (!pixels || !d->be[DEV]->ops->tower->pixels) {
+        begin(d, p);
+        return;
+    }
+    p->b.kv = d->kv[REF];
+    d->be[REF]->ops->begin(d->be[REF], &p->b);
+    b.kv = d->kv[DEV];
+    b.embeds = pixels->positions;
+    b.pixels = pixels->rows;
+    d->be[DEV]->ops->begin(d->be[DEV], &b);
+}
+
+/* pixels: what the device takes in the place of values, or NULL. */
+static void run_case(struct duo *d, struct plan *p, const struct pixels *pixels, const char *what)
 {
     int features = 0, width = network_feature_width(&d->net[REF]);
     for (int s = 0; s < p->b.n_seqs; s++)
         features += (p->q_start[s + 1] - p->q_start[s]) / EACH_FEATURE;
     size_t n = (size_t)features * (size_t)width;
     float *out[SIDES] = {mem_alloc(n * sizeof(float)), mem_alloc(n * sizeof(float))};
-    begin(d, p);
+    begin_pixels(d, p, pixels);
     EACH(side)
     {
         struct backend *be = d->be[side];
@@ -307,6 +364,7 @@ static void run_case(struct duo *d, struct plan *p, const char *what)
 
 static void tower_case(const struct tower_case *c, const char *named)
 {
+    static struct pixels pixels;
     struct dims s = base_dims();
     int32_t spans[2 * 512];
     s.n_heads = s.n_kv_heads = c->n_heads;
@@ -325,6 +383,8 @@ static void tower_case(const struct tower_case *c, const char *named)
         kv_new(&d, i);
     }
     make_ends(&k, c);
+    if (c->parts & PIXELS)
+        make_form(&pixels.form, &d, c);
     bool runs = duo_runs(&d, named);
     fail_if(runs && !d.be[DEV]->ops->tower, "the backend has no towers");
     if (runs)
@@ -337,8 +397,17 @@ static void tower_case(const struct tower_case *c, const char *named)
         else
             plan_make(&p, &s, large ? large_images : small_images, 3, false);
         make_batch(&p, &d, c, spans);
+        if (c->parts & PIXELS)
+            fill_pixels(&pixels, &p, &d, c);
         snprintf(what, sizeof what, "%s, %d patches", named, p.b.n_tokens);
-        run_case(&d, &p, what);
+        const struct host_ops *host = c->parts & PIXELS ? d.be[DEV]->ops->host : NULL;
+        size_t bytes =
+            (size_t)p.b.n_tokens * (size_t)network_embed_width(&d.net[REF]) * sizeof(float);
+        if (host && large) /* the device reads rows in pinned memory where they are */
+            host->pin(d.be[DEV], p.embed_rows, bytes);
+        run_case(&d, &p, c->parts & PIXELS ? &pixels : NULL, what);
+        if (host && large)
+            host->unpin(NULL, p.embed_rows);
         mem_free(p.embed_rows);
         mem_free(p.pages);
     }

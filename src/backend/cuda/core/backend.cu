@@ -90,7 +90,7 @@ void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x)
     }
     if (!e->partial) {
         embed_part(cu, cuda_matrix(e->tokens), &s, 0, scale, x);
-        embed_given(cu, cu->step.embeds, network_embed_width(cu->net), cu->net->n_vocab, &s, x);
+        embed_given(cu, cuda_embeds(cu), cu->net->n_vocab, &s, x);
         return;
     }
     embed_part(cu, cuda_matrix(e->tokens), &s, e->first, scale, x);
@@ -517,7 +517,7 @@ static void op_tier_stats(struct backend *be, struct tier_stats *out)
 static const struct tier_ops tier = {op_settle, op_tier_stats};
 static const struct adapter_ops adapters = {lora_adapt, lora_unadapt};
 static const struct draft_ops draft = {mtp_keep, mtp_tap, mtp_join};
-static const struct tower_ops tower = {tower_merge, tower_features};
+static const struct tower_ops tower = {tower_merge, tower_features, true};
 static const struct stream_ops stream = {op_stream_put, op_stream_get, op_logits_put};
 static const struct pick_ops picks = {pick_info, pick_force, op_pick_shapes};
 

@@ -164,7 +164,7 @@ struct step_layout {
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
     int states, types, rope_pos;
-    int n_embeds;
+    int n_embeds, embeds; /* addresses of rows */
 };
 
 /* Head of the block. */
@@ -468,9 +468,8 @@ struct step_block {
     int32_t *hosts[2], *mappeds[2];
     int32_t *dev;
     size_t capacity; /* ints */
-    /* Pinned (max_embeds, n_embd): rows of batch.embeds; NULL if max_embeds is 0. */
+    /* Pinned (max_embeds, network_embed_width): rows of batch.embeds that are not pinned; NULL if max_embeds is 0. */
     float *embeds_hosts[2], *embeds_mappeds[2];
-    const float *embeds; /* this step's, as the device sees it */
     struct step_layout layout;
 };
 
@@ -643,6 +642,15 @@ struct norm_in { /* input of a product: norm(x + d); gain NULL: x as it is */
 void step_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
                  int width);
 struct step cuda_step(const struct cuda_backend *cu);
+/* Puts addresses of n rows of `bytes` bytes each into the step block, from `used` on. Rows in pinned memory are read where they
+ * are, others from a copy at `copy`, which the device sees at `mapped`. NULL rows stay NULL. Returns where the addresses end. */
+int step_put_rows(struct cuda_backend *cu, const void *const *rows, int n, size_t bytes, void *copy,
+                  const void *mapped, int used);
+/* The step's embedding rows, (n_embeds) addresses. */
+static inline const float *const *cuda_embeds(const struct cuda_backend *cu)
+{
+    return (const float *const *)(cu->step.dev + cu->step.layout.embeds);
+}
 /* The step's cos and sin for a table of the network; NULL: none. */
 const float2 *step_rope(const struct cuda_backend *cu, const struct rope *rope);
 /* --profile: ops enqueued between the two calls belong to this stage. Pairs do not nest. */

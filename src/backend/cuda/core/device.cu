@@ -7,12 +7,14 @@
 #include "backend/cuda/core/streams.h"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/moe/offload.h"
+#include "backend/cuda/vision/tower.h"
 
 extern "C" {
 #include "base/mem.h"
 const uint16_t *quant_grids(void);
 }
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,18 +97,72 @@ static void copy_in_list(struct backend *be, const struct host_copy *list, int n
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
 
+/* Pinned ranges of host memory. Devices read them by the host's addresses, so a step need not copy from them. Steps look ranges
+ * up without a lock: whoever gives a step memory keeps it until the step has ended. */
+enum { MAX_PINNED = 64 };
+static struct pinned_range {
+    uintptr_t begin, end; /* 0 = free */
+    int device;
+} pinned[MAX_PINNED];
+static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static void pin_host(struct backend *be, void *host, size_t bytes)
 {
-    cuda_enter(cuda_self(be));
-    if (cudaHostRegister(host, bytes, cudaHostRegisterDefault) != cudaSuccess)
+    struct cuda_backend *cu = cuda_self(be);
+    uintptr_t begin = (uintptr_t)host;
+    cuda_enter(cu);
+    if (cudaHostRegister(host, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) !=
+        cudaSuccess) {
         cudaGetLastError(); /* copies are slower */
+        return;
+    }
+    void *mapped = NULL;
+    if (cudaHostGetDevicePointer(&mapped, host, 0) != cudaSuccess || mapped != host) {
+        cudaGetLastError(); /* the device has another address */
+        return;
+    }
+    pthread_mutex_lock(&pinned_lock);
+    for (struct pinned_range &r : pinned)
+        if (!r.begin) {
+            r.device = cu->device;
+            __atomic_store_n(&r.end, begin + bytes, __ATOMIC_RELAXED);
+            __atomic_store_n(&r.begin, begin, __ATOMIC_RELEASE);
+            break;
+        }
+    pthread_mutex_unlock(&pinned_lock);
 }
 
 static void unpin_host(struct backend *be, void *host)
 {
-    cuda_enter(cuda_self(be));
+    int device = be ? cuda_self(be)->device : -1;
+    pthread_mutex_lock(&pinned_lock);
+    for (struct pinned_range &r : pinned)
+        if (r.begin == (uintptr_t)host) {
+            device = r.device;
+            __atomic_store_n(&r.begin, 0, __ATOMIC_RELEASE);
+        }
+    pthread_mutex_unlock(&pinned_lock);
+    if (device < 0)
+        return;
+    if (device)
+        cudaSetDevice(device);
     if (cudaHostUnregister(host) != cudaSuccess)
         cudaGetLastError(); /* it was not pinned */
+}
+
+bool cuda_is_pinned(const void *p, size_t bytes)
+{
+    static thread_local int last; /* rows follow each other */
+    uintptr_t at = (uintptr_t)p;
+    for (int i = 0; i < MAX_PINNED; i++) {
+        struct pinned_range *r = &pinned[(last + i) % MAX_PINNED];
+        uintptr_t begin = __atomic_load_n(&r->begin, __ATOMIC_ACQUIRE);
+        if (begin && at >= begin && at + bytes <= __atomic_load_n(&r->end, __ATOMIC_RELAXED)) {
+            last = (last + i) % MAX_PINNED;
+            return true;
+        }
+    }
+    return false;
 }
 
 const struct host_ops cuda_host_ops = {copy_in_list, pin_host, unpin_host};
@@ -192,6 +248,7 @@ void cuda_close(struct backend *be)
     index_close(cu);
     streams_close(cu);
     encoder_close(cu);
+    tower_close(cu);
     lora_close(cu);
     void *host[] = {
         cu->step.hosts[0], cu->step.hosts[1], cu->step.embeds_hosts[0],

@@ -33,8 +33,13 @@ struct cuda_mtp {
 
 /* vision/tower.cu. Each buffer is allocated only if the network needs it. */
 struct cuda_tower {
-    int spans;        /* step block offset of batch.spans; -1: the step has none */
-    float *patches;   /* (max_tokens, patch values) */
+    int spans;      /* step block offset of batch.spans; -1: the step has none */
+    float *patches; /* (max_tokens, patch values) */
+    /* of embed.pixels: values of bytes (3, 256), pinned memory for (max_tokens, bytes of a patch), and the step block offset of
+     * the patches' addresses, 0: the step's patches are values */
+    float *byte_values;
+    uint8_t *pixels, *pixels_mapped;
+    int pixels_at;
     float *merged[2]; /* rows inside a merger */
     float *features;  /* (rows, network_feature_width) of the last step */
     float *clip_in, *clip_out, *clip_hidden, *clip_act; /* of products with bounds */
@@ -106,6 +111,8 @@ struct device_buffer {
  * device address. */
 bool cuda_own(struct cuda_backend *cu, const struct device_buffer *list, int n, struct error *err);
 bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
+/* Whether host memory is pinned (host_ops), so that devices read it by its address. */
+bool cuda_is_pinned(const void *p, size_t bytes);
 
 /* Other processes use the device too, so no kernel may assume that all its blocks are resident. */
 void cuda_share_device(struct cuda_backend *cu);

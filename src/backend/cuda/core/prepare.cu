@@ -236,7 +236,7 @@ static bool alloc_steps(struct cuda_backend *cu, struct error *err)
     cu->step.capacity = STEP_HEAD + 64 + (cu->rope.tables.planes ? 8 : 5) * tokens + 6 * seqs +
                         out + 16 + 2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
                         lora_step_ints(cu) + mtp_step_ints(cu) +
-                        tower_step_ints(cu->net, s->max_tokens);
+                        tower_step_ints(cu->net, s->max_tokens) + 4 * (size_t)s->max_embeds + 8;
     for (int i = 0; i < 2; i++) {
         struct step_flight *f = &cu->queue.steps[i];
         f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);

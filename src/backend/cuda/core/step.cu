@@ -193,18 +193,34 @@ static int layout_rope_pos(struct cuda_backend *cu, const struct batch *b, int u
     return (used + 3 * b->n_tokens + 3) & ~3;
 }
 
-static void copy_embeds(struct cuda_backend *cu, const struct batch *b, int turn)
+int step_put_rows(struct cuda_backend *cu, const void *const *rows, int n, size_t bytes, void *copy,
+                  const void *mapped, int used)
 {
-    size_t width = (size_t)network_embed_width(cu->net);
-    cu->step.layout.n_embeds = b->n_embeds;
-    cu->step.embeds = cu->step.embeds_mappeds[turn];
-    for (int i = 0; i < b->n_embeds; i++)
-        memcpy(cu->step.embeds_hosts[turn] + (size_t)i * width, b->embeds[i],
-               width * sizeof(float));
+    for (int i = 0; i < n; i++) {
+        const void *row = rows[i];
+        if (row && !cuda_is_pinned(row, bytes)) {
+            memcpy((uint8_t *)copy + (size_t)i * bytes, row, bytes);
+            row = (const uint8_t *)mapped + (size_t)i * bytes;
+        }
+        memcpy(cu->step.host + used + 2 * i, &row, sizeof row);
+    }
+    return (used + 2 * n + 3) & ~3;
+}
+
+static int layout_embeds(struct cuda_backend *cu, const struct batch *b, int turn, int used)
+{
+    struct step_layout *l = &cu->step.layout;
+    int width = b->pixels ? cu->shape.n_embd : network_embed_width(cu->net);
+    l->n_embeds = b->n_embeds;
+    l->embeds = used;
+    used = step_put_rows(cu, (const void *const *)b->embeds, b->n_embeds,
+                         (size_t)width * sizeof(float), cu->step.embeds_hosts[turn],
+                         cu->step.embeds_mappeds[turn], used);
+    return b->pixels ? tower_put_pixels(cu, b, used) : used;
 }
 
 /* Lays the batch out in the step block. Returns the number of ints used. */
-static int layout_batch(struct cuda_backend *cu, const struct batch *b)
+static int layout_batch(struct cuda_backend *cu, const struct batch *b, int turn)
 {
     struct step_layout *l = &cu->step.layout;
     int used = STEP_HEAD;
@@ -224,7 +240,7 @@ static int layout_batch(struct cuda_backend *cu, const struct batch *b)
     l->out_rows = copy_ints(cu, &used, b->out_rows, b->n_out);
     used = mtp_put(cu, b, layout_types(cu, b, layout_states(cu, b, used)));
     used = layout_rope_pos(cu, b, lora_put(cu, b, used));
-    used = tower_put(cu, b, used);
+    used = layout_embeds(cu, b, turn, tower_put(cu, b, used));
     used = mtp_put_pages(cu, b, layout_pages(cu, b, layout_rows(cu, b, used)));
     CHECK((size_t)used <= cu->step.capacity, "the step block is full");
     cu->step.host[STEP_INTS] = used;
@@ -259,8 +275,7 @@ void cuda_begin(struct backend *be, const struct batch *b)
     cu->kv = b->kv;
     cu->exact = be->deterministic;
     memset(&cu->resid, 0, sizeof cu->resid);
-    int n_ints = layout_batch(cu, b);
-    copy_embeds(cu, b, turn);
+    int n_ints = layout_batch(cu, b, turn);
     step_load(cu, n_ints);
     canary_begin(cu, b, turn);
 }

@@ -56,24 +56,24 @@ void embed_part(struct cuda_backend *cu, const struct matrix *w, const struct st
                 LAUNCH_EARLY, *w, s->tokens, first, scale, x);
 }
 
-/* x[t,:] = embeds[tokens[t] - n_vocab,:] where that is a row, of `stride` floats. Grid as above. */
-static __global__ void embed_given_kernel(const float *embeds, const int32_t *tokens, int n_vocab,
-                                          int width, int stride, float *x)
+/* x[t,:] = embeds[tokens[t] - n_vocab][:] where that is a row. Grid as above. */
+static __global__ void embed_given_kernel(const float *const *embeds, const int32_t *tokens,
+                                          int n_vocab, int width, float *x)
 {
     dependency_wait();
     dependency_trigger();
     int t = (int)blockIdx.y, k = (int)(blockIdx.x * TILE_K + threadIdx.x), i = tokens[t] - n_vocab;
     if (k < width && i >= 0)
-        x[(size_t)t * (size_t)width + (size_t)k] = embeds[(size_t)i * (size_t)stride + (size_t)k];
+        x[(size_t)t * (size_t)width + (size_t)k] = embeds[i][k];
 }
 
-void embed_given(struct cuda_backend *cu, const float *embeds, int stride, int n_vocab,
+void embed_given(struct cuda_backend *cu, const float *const *embeds, int n_vocab,
                  const struct step *s, float *x)
 {
     int width = cu->shape.n_embd;
     cuda_launch(cu, embed_given_kernel,
                 dim3((unsigned)ceil_div(width, TILE_K), (unsigned)s->n_tokens), TILE_K, 0,
-                LAUNCH_EARLY, embeds, s->tokens, n_vocab, width, stride, x);
+                LAUNCH_EARLY, embeds, s->tokens, n_vocab, width, x);
 }
 
 /* x[t,:] += table[index[t] + offset,:]. Grid as above. */

@@ -18,8 +18,8 @@ void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct 
 void embed_part(struct cuda_backend *cu, const struct matrix *w, const struct step *s, int first,
                 float scale, float *x);
 
-/* Rows whose token is n_vocab + i become embeds[i] (bounds.max_embeds, n_embd). */
-void embed_given(struct cuda_backend *cu, const float *embeds, int stride, int n_vocab,
+/* Rows whose token is n_vocab + i become embeds[i] (n_embd). */
+void embed_given(struct cuda_backend *cu, const float *const *embeds, int n_vocab,
                  const struct step *s, float *x);
 
 /* x (rows, n_embd) += rows index[t] + offset of a table */

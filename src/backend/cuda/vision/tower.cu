@@ -55,6 +55,13 @@ size_t tower_widest(const struct network *net)
     return most;
 }
 
+/* Bytes of a patch's pixels. */
+static size_t pixel_bytes(const struct network *net)
+{
+    size_t side = (size_t)net->embed.pixels->side;
+    return 3 * side * side;
+}
+
 /* Buffers of bounded inputs and outputs. */
 static bool prepare_clips(struct cuda_backend *cu, struct cuda_tower *t, size_t tokens,
                           struct error *err)
@@ -92,12 +99,26 @@ bool tower_prepare(struct cuda_backend *cu, const struct bounds *b, struct error
         features = rows > features ? rows : features;
     }
     size_t patch = net->embed.patches ? (size_t)net->embed.patches->n_in : 0;
+    const struct pixel_form *pixels = net->embed.pixels;
     struct device_buffer list[] = {
+        {(void **)&t->byte_values, pixels ? sizeof pixels->values : 0},
         {(void **)&t->patches, tokens * patch * 4},
         {(void **)&t->merged[0], room * 4},
         {(void **)&t->merged[1], room * 4},
         {(void **)&t->features, features * (size_t)network_feature_width(net) * 4}};
-    return cuda_own(cu, list, 4, err);
+    if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
+        return false;
+    if (!pixels)
+        return true;
+    cuda_copy_in(cu->be, t->byte_values, pixels->values, sizeof pixels->values);
+    return cuda_pin((void **)&t->pixels, (void **)&t->pixels_mapped, tokens * pixel_bytes(net),
+                    err);
+}
+
+void tower_close(struct cuda_backend *cu)
+{
+    if (tower_of(cu)->pixels)
+        cudaFreeHost(tower_of(cu)->pixels);
 }
 
 /* The step */
@@ -111,12 +132,21 @@ int tower_put(struct cuda_backend *cu, const struct batch *b, int used)
 {
     struct cuda_tower *t = tower_of(cu);
     t->spans = -1;
+    t->pixels_at = 0;
     if (!b->spans || !tower_step_ints(cu->net, 1))
         return used;
     t->spans = used;
     for (int i = 0; i < 2 * b->n_tokens; i++)
         cu->step.host[used + i] = b->spans[i];
     return (used + 2 * b->n_tokens + 3) & ~3;
+}
+
+int tower_put_pixels(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct cuda_tower *t = tower_of(cu);
+    t->pixels_at = used;
+    return step_put_rows(cu, (const void *const *)b->pixels, b->n_embeds, pixel_bytes(cu->net),
+                         t->pixels, t->pixels_mapped, used);
 }
 
 const int32_t *tower_spans(const struct cuda_backend *cu, const struct attention *a)
@@ -152,15 +182,21 @@ void tower_embed(struct cuda_backend *cu, const struct embed *e)
     int D = e->patches->n_in, E = cu->shape.n_embd;
     if (!s.n_tokens)
         return;
-    p.from = cu->step.embeds;
+    p.from = cuda_embeds(cu);
     p.tokens = s.tokens;
     p.patches = t->patches;
     p.x = r->x;
     p.first = cu->net->n_vocab;
     p.n = s.n_tokens;
-    p.stride = D + E;
     p.width = D;
     p.n_embd = E;
+    if (t->pixels_at) {
+        p.pixels = (const uint8_t *const *)(cu->step.dev + t->pixels_at);
+        p.values = t->byte_values;
+        p.side = e->pixels->side;
+        p.frames = e->pixels->frames;
+        p.channels_last = e->pixels->channels_last;
+    }
     tower_rows(cu, p);
     struct rows x = rows_of(t->patches, s.n_tokens, D);
     struct pick_case c = {};
@@ -184,13 +220,12 @@ void tower_deepstack(struct cuda_backend *cu, int level)
         return;
     struct tower_add_args p = {};
     p.x = resid_plain(cu, r).floats;
-    p.from = cu->step.embeds;
+    p.from = cuda_embeds(cu);
     p.tokens = s.tokens;
     p.row_of = r->narrow && !cu->step.layout.out_is_all ? s.out_rows : NULL;
     p.first = cu->net->n_vocab;
     p.n = r->rows;
     p.n_embd = cu->shape.n_embd;
-    p.stride = network_embed_width(cu->net);
     p.at = level * p.n_embd;
     tower_add(cu, p);
 }

@@ -4,22 +4,27 @@
 
 #include "backend/cuda/core/cuda.h"
 
-/* The rows that a step's tokens name, of `stride` floats in pinned memory: the first `width` go to
- * `patches` (n, width), the next n_embd to x (n, n_embd). */
+/* The rows that a step's tokens name, in host memory: the first `width` values go to `patches` (n, width), the next n_embd to
+ * x (n, n_embd). */
 struct tower_rows_args {
-    const float *from;
+    const float *const *from;
     const int32_t *tokens; /* (n) index of the row, from `first` on */
     float *patches, *x;
-    int first, n, stride, width, n_embd;
+    int first, n, width, n_embd;
+    /* With pixels (struct pixel_form): those bytes become the patches, and rows have n_embd values. */
+    const uint8_t *const *pixels;
+    const float *values; /* (3, 256) */
+    int side, frames;
+    bool channels_last;
 };
 void tower_rows(struct cuda_backend *cu, const struct tower_rows_args &p);
 
-/* x[i,:] += from[tokens[row_of(i)] - first, at..] where that is a row. row_of NULL: i itself. */
+/* x[i,:] += from[tokens[row_of(i)] - first][at..] where that is a row. row_of NULL: i itself. */
 struct tower_add_args {
-    const float *from;
+    const float *const *from;
     const int32_t *tokens, *row_of;
     float *x; /* (n, n_embd) */
-    int first, n, stride, at, n_embd;
+    int first, n, at, n_embd;
 };
 void tower_add(struct cuda_backend *cu, const struct tower_add_args &p);
 

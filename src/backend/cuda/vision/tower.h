@@ -16,12 +16,15 @@ static inline struct cuda_tower *tower_of(const struct cuda_backend *cu)
 
 bool tower_supported(const struct network *net, struct error *err);
 bool tower_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
+void tower_close(struct cuda_backend *cu);
 /* The widest input row of a product in a tower's ends, times its rows for each token; 0 = no tower. */
 size_t tower_widest(const struct network *net);
 
 /* The step's spans go to the step block. Returns where they end. */
 size_t tower_step_ints(const struct network *net, int max_tokens); /* upper bound */
 int tower_put(struct cuda_backend *cu, const struct batch *b, int used);
+/* The same of batch.pixels. */
+int tower_put_pixels(struct cuda_backend *cu, const struct batch *b, int used);
 /* (n_tokens, 2) the step's spans on the device, for attention that reads them; NULL = none. */
 const int32_t *tower_spans(const struct cuda_backend *cu, const struct attention *a);
 

@@ -1,5 +1,5 @@
 /*
- * Kernels of image towers: patches from pinned host memory, norms and bounds of features, rows joined to
+ * Kernels of image towers: patches and pixels from pinned host memory, norms and bounds of features, rows joined to
  * features, and features added to a decoder's stream. All are elementwise and limited by bytes; the
  * products between them are those of every network.
  */
@@ -29,18 +29,48 @@ static __global__ void __launch_bounds__(THREADS)
     int k = column(), t = (int)blockIdx.y;
     dependency_wait();
     dependency_trigger();
-    if (k >= p.stride)
+    if (k >= p.width + p.n_embd)
         return;
-    float v = p.from[element(p.tokens[t] - p.first, p.stride, k)];
+    float v = p.from[p.tokens[t] - p.first][k];
     if (k < p.width)
         p.patches[element(t, p.width, k)] = v;
     else
         p.x[element(t, p.n_embd, k - p.width)] = v;
 }
 
+/* Grid: (rows). The bytes of a patch pass through shared memory, so that host memory is read once and in order. */
+static __global__ void __launch_bounds__(THREADS)
+    tower_pixels_kernel(const __grid_constant__ struct tower_rows_args p)
+{
+    SHARED_BYTES(bytes);
+    int t = (int)blockIdx.x, area = p.side * p.side, n = 3 * area;
+    dependency_wait();
+    dependency_trigger();
+    int row = p.tokens[t] - p.first;
+    const uint8_t *pixels = p.pixels[row];
+    const float *position = p.from[row];
+    for (int i = (int)threadIdx.x; pixels && n % 4 == 0 && i < n / 4; i += THREADS)
+        ((uint32_t *)bytes)[i] = ((const uint32_t *)pixels)[i];
+    for (int i = (int)threadIdx.x; pixels && n % 4 && i < n; i += THREADS)
+        bytes[i] = pixels[i];
+    for (int k = (int)threadIdx.x; k < p.n_embd; k += THREADS)
+        p.x[element(t, p.n_embd, k)] = position[k];
+    __syncthreads();
+    for (int k = (int)threadIdx.x; k < p.width; k += THREADS) {
+        int channel = p.channels_last ? k % 3 : k / (p.frames * area);
+        int at = p.channels_last ? k : k % area * 3 + channel;
+        p.patches[element(t, p.width, k)] = pixels ? p.values[channel * 256 + bytes[at]] : 0.0f;
+    }
+}
+
 void tower_rows(struct cuda_backend *cu, const struct tower_rows_args &p)
 {
-    cuda_launch(cu, tower_rows_kernel, grid_of(p.stride, p.n), THREADS, 0, LAUNCH_EARLY, p);
+    if (p.pixels)
+        cuda_launch(cu, tower_pixels_kernel, dim3((unsigned)p.n), THREADS,
+                    align_up((size_t)(3 * p.side * p.side), 16), LAUNCH_EARLY, p);
+    else
+        cuda_launch(cu, tower_rows_kernel, grid_of(p.width + p.n_embd, p.n), THREADS, 0,
+                    LAUNCH_EARLY, p);
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -51,7 +81,7 @@ static __global__ void __launch_bounds__(THREADS)
     dependency_trigger();
     int row = p.tokens[p.row_of ? p.row_of[i] : i] - p.first;
     if (k < p.n_embd && row >= 0)
-        p.x[element(i, p.n_embd, k)] += p.from[element(row, p.stride, p.at + k)];
+        p.x[element(i, p.n_embd, k)] += p.from[row][p.at + k];
 }
 
 void tower_add(struct cuda_backend *cu, const struct tower_add_args &p)
