@@ -34,6 +34,7 @@ struct encode_job {
     struct encode_job *next;
     struct step_rows *rows;
     const atomic_bool *stop; /* or NULL */
+    float *values; /* memory for the features, used if the view is alone in its step; or NULL */
     bool taken, done, ok;
     struct error err;
     struct step_result *result; /* if ok; the caller's reference */
@@ -252,12 +253,13 @@ static void add_view(struct encoder *e, struct batch *b, const struct step_rows 
     add_sequence(e, b, g->n, page);
 }
 
-static struct step_result *result_new(int n, int width, int refs, struct error *err)
+/* values: memory for it, which becomes its own; NULL = new memory */
+static struct step_result *result_new(int n, int width, int refs, float *values, struct error *err)
 {
     struct step_result *r = mem_zalloc(1, sizeof *r);
     *r = (struct step_result){.refs = refs, .n = n};
     r->bytes = (size_t)n * (size_t)width * sizeof(float);
-    r->values = spare_take(r->bytes);
+    r->values = values ? values : spare_take(r->bytes);
     if (r->values)
         return r;
     error_set(err, "out of memory: %zu bytes for images' features", r->bytes);
@@ -339,13 +341,13 @@ void encoder_beside_step(struct encoder *e, int64_t decode_ns)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Runs one network over the rows of the batch. Returns its features (features, p->width) with `refs` references, NULL with
- * err. *fetch += seconds in which the features were copied from the device. */
+/* Runs one network over the rows of the batch. Returns its features (features, p->width) with `refs` references, in `values` if
+ * that is not NULL; NULL with err. *fetch += seconds in which the features were copied from the device. */
 static struct step_result *run_network(struct encoder *e, struct part *p, struct batch *b,
-                                       int features, int refs, const atomic_bool *stop,
-                                       double *fetch, struct error *err)
+                                       int features, int refs, float *values,
+                                       const atomic_bool *stop, double *fetch, struct error *err)
 {
-    struct step_result *all = result_new(features, p->width, refs, err);
+    struct step_result *all = result_new(features, p->width, refs, values, err);
     if (!all)
         return NULL;
     b->n_embeds = b->n_tokens;
@@ -391,10 +393,13 @@ static struct step_result *run_step(struct encoder *e, struct encode_job *const 
         jobs[i]->first = features;
         features += jobs[i]->rows->grid->order.n_features;
     }
-    if (e->n_parts == 1)
-        return run_network(e, &e->parts[0], &b, features, n, stop, fetch, err);
+    float *own = n == 1 ? jobs[0]->values : NULL;
+    if (e->n_parts == 1) {
+        jobs[0]->values = own ? NULL : jobs[0]->values; /* it is the result's from here on */
+        return run_network(e, &e->parts[0], &b, features, n, own, stop, fetch, err);
+    }
     int rows = b.n_tokens / e->parts[0].joined;
-    struct step_result *joined = run_network(e, &e->parts[0], &b, rows, 1, stop, fetch, err);
+    struct step_result *joined = run_network(e, &e->parts[0], &b, rows, 1, NULL, stop, fetch, err);
     if (!joined)
         return NULL;
     b.n_tokens = b.n_seqs = page = 0;
@@ -404,7 +409,8 @@ static struct step_result *run_step(struct encoder *e, struct encode_job *const 
         add_sequence(e, &b, jobs[i]->rows->grid->n / e->parts[0].joined, &page);
     for (int i = 0; i < rows; i++)
         e->rows[i] = joined->values + (size_t)i * (size_t)e->parts[0].width;
-    struct step_result *all = run_network(e, &e->parts[1], &b, features, n, stop, fetch, err);
+    jobs[0]->values = own ? NULL : jobs[0]->values;
+    struct step_result *all = run_network(e, &e->parts[1], &b, features, n, own, stop, fetch, err);
     result_release(joined);
     return all;
 }
@@ -622,12 +628,13 @@ static bool take_result(const struct encode_job *j, struct features *out)
     return true;
 }
 
-static bool take_all(const struct encode_job *jobs, int n, struct features *out, struct error *err)
+static bool take_all(struct encode_job *jobs, int n, struct features *out, struct error *err)
 {
     size_t width = (size_t)out->width, bytes = (size_t)out->n * width * sizeof(float);
     if (n == 1 && take_result(&jobs[0], out))
         return true;
-    float *to = out->values = spare_take(bytes);
+    float *to = out->values = jobs[0].values ? jobs[0].values : spare_take(bytes);
+    jobs[0].values = NULL;
     if (!to)
         return error_set(err, "out of memory: %zu bytes for an image's features", bytes);
     for (int i = 0; i < n; i++, to += (size_t)jobs[i - 1].rows->grid->order.n_features * width)
@@ -662,6 +669,9 @@ bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *
     struct step_rows *rows = mem_zalloc((size_t)n, sizeof *rows);
     int64_t start = clock_ns();
     bool ok = make_jobs(e, p, stop, jobs, rows, err);
+    size_t bytes = (size_t)out->n * (size_t)out->width * sizeof(float);
+    if (ok && n == 1) /* here, beside the steps of others */
+        jobs[0].values = spare_take(bytes);
     int64_t made = clock_ns();
     ok = ok && run_jobs(e, jobs, n, err);
     int64_t ran = clock_ns();
@@ -672,6 +682,7 @@ bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *
         result_release(jobs[i].result);
         rows_clear(&rows[i]);
     }
+    spare_give(jobs[0].values, bytes);
     mem_free(jobs);
     mem_free(rows);
     if (!ok)

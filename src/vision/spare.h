@@ -1,6 +1,6 @@
 /*
  * Large blocks of memory that are used again. Images take tens of megabytes for moments; the kernel needs as long to clear
- * new pages as the work in them takes. Only while somebody wants them kept (a GPU's tower), and 256 MB at most.
+ * new pages as the work in them takes. Only while somebody wants them kept (a GPU's tower), and 512 MB at most.
  * Thread-safe.
  */
 #ifndef STEEL_VISION_SPARE_H
