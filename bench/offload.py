@@ -34,12 +34,10 @@ def run(*command, check=True):
 
 
 def steel_rates(steel, path, args):
-    rates = {}
-    for test in (("-p", "2048", "-n", "0"), ("-p", "0", "-n", "48"), ("-p", "0", "-n", "48", "-b", "8", "-d", "64")):
-        out = run(steel, "bench", path, "--device", "cuda", "--json", "--skip-cost", "-r", "1", *test, *args).stdout
-        last = [json.loads(line) for line in out.splitlines() if '"test"' in line][-1]
-        rates["pp2048" if test[1] == "2048" else "tg48" if "-b" not in test else "x8"] = last["tok_s"]
-    return rates
+    out = run(steel, "bench", path, "--device", "cuda", "--json", "--skip-cost", "-r", "1", "-p", "2048", "-n", "48", "-b", "1,8", *args).stdout
+    tests = [json.loads(line) for line in out.splitlines() if '"test"' in line]
+    names = {"pp2048": "pp2048", "tg48": "tg48", "tg48 x8": "x8"}
+    return {names[t["test"]]: t["tok_s"] for t in tests if t["test"] in names}
 
 
 def llama_rates(bench, batched, path, layers, threads):
@@ -56,15 +54,12 @@ def llama_rates(bench, batched, path, layers, threads):
     return rates
 
 
-def kl(steel, path, folder, args):
+def logits(steel, path, folder, args):
     ids, out = os.path.join(folder, "ids"), os.path.join(folder, "logits")
     with open(ids, "wb") as f:
         f.write(struct.pack("<2i256i", 256, 0, *((i * 7919 + 13) % 8000 for i in range(256))))
-    both = []
-    for more in ([], args):
-        run(steel, "logits", path, "--device", "cuda", "--ids", ids, "-o", out, *more)
-        both.append(read_logits(out))
-    return mean_kl(*both)
+    run(steel, "logits", path, "--device", "cuda", "--ids", ids, "-o", out, *args)
+    return read_logits(out)
 
 
 def median(rounds, test):
@@ -96,6 +91,7 @@ def main():
         experts = next(p["memory"] for p in parts if p["part"] == "experts")
         rest = os.path.getsize(path) - experts
         layers = a.layers
+        whole = logits(steel, path, folder, []) if a.kl else None
         print("| GPU | test | llama.cpp | --n-cpu-moe | steel | ratio |\n|---|---|---|---|---|---|")
         for limit in [float(x) for x in a.limits.split(",")]:
             fit = max(0.0, limit * 2**30 - rest - a.beside * 1e9) / (experts / layers)
@@ -109,7 +105,7 @@ def main():
                 peer, own = median(theirs, test), median(mine, test)
                 print(f"| {limit:g} GB | {test} | {peer:.1f} | {few} | {own:.1f} | {own / peer:.2f} |" if peer else f"| {limit:g} GB | {test} | - | - | {own:.1f} | - |", flush=True)
             if a.kl:
-                print(f"| {limit:g} GB | KL to all on the GPU | | | {kl(steel, path, folder, args):.2e} | |", flush=True)
+                print(f"| {limit:g} GB | KL to all on the GPU | | | {mean_kl(whole, logits(steel, path, folder, args)):.2e} | |", flush=True)
 
 
 main()

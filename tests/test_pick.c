@@ -86,7 +86,7 @@ static void a_row_can_be_left_out(void **state)
     struct error err = {{0}};
     struct pick p;
     char name[80];
-    assert_true(pick_init(&p, isa_best(), false, &err));
+    assert_true(pick_init(&p, isa_best(), false, getenv("STEEL_PICK"), &err));
     const struct pick_row *first = pick_attn(&p, DT_F32, DT_F32, 64, 64, 16, false, 1);
     snprintf(name, sizeof name, "-%s", first->name);
     pick_force(&p, name);
@@ -94,7 +94,7 @@ static void a_row_can_be_left_out(void **state)
     pick_force(&p, NULL);
     assert_ptr_equal(pick_attn(&p, DT_F32, DT_F32, 64, 64, 16, false, 1), first);
     assert_int_equal(next == first, first->isa == ISA_REF);
-    assert_true(pick_init(&p, ISA_REF, false, &err));
+    assert_true(pick_init(&p, ISA_REF, false, getenv("STEEL_PICK"), &err));
     first = pick_attn(&p, DT_F32, DT_F32, 64, 64, 16, false, 1);
     pick_force(&p, "-attn_decode_c");
     assert_ptr_equal(pick_attn(&p, DT_F32, DT_F32, 64, 64, 16, false, 1), first);

@@ -149,12 +149,29 @@ struct tier_ops {
     void (*stats)(struct backend *be, struct tier_stats *out); /* memory 0: no expert_memory */
 };
 
+/* A segment of a weight of experts as the host has it: panels of 16 rows (cpu/panel.h). A unit has scales, then blocks of 32
+ * columns. */
+struct expert_panels {
+    enum dtype type;
+    const uint8_t *data; /* (n_expert, n_panels, panel_bytes) */
+    int n_panels;        /* of an expert */
+    size_t panel_bytes;
+    int columns, scales,
+        block;          /* of a unit: its columns, bytes of its scales, bytes of 32 columns */
+    uint8_t flip;       /* Q8_0: what codes + 128 are xored with */
+    const void *memory; /* the allocation that has all segments */
+    size_t memory_bytes;
+};
+
 /* Experts computed for another backend (options.h: host), whose router has chosen. prepare() got the network they are in. */
 struct expert_ops {
     /* y (rows, down's rows) = the sum over k < used of weights[row, k] * expert chosen[row, k] of x (rows, gate_up's columns);
      * chosen -1: none. No step is begun. A failure is be->failure. */
     void (*run)(struct backend *be, const struct mlp *m, const int32_t *chosen,
                 const float *weights, int used, const float *x, float *y, int rows);
+    /* Where segment `seg` of w is, for a device that copies experts. False: it has another form, or is partly in the file. NULL:
+     * always false. */
+    bool (*panels)(struct backend *be, const struct weight *w, int seg, struct expert_panels *out);
 };
 
 struct backend_ops {

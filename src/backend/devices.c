@@ -124,6 +124,19 @@ bool device_offloads(const char *device)
     return t && t->offloads;
 }
 
+size_t device_held(const char *device, bool *counted)
+{
+    const struct device_type *t = gpu_of(device);
+    *counted = t && t->held;
+    return *counted ? t->held(device) : 0;
+}
+
+size_t device_copy_bytes(const char *device, size_t expert, size_t layer)
+{
+    const struct device_type *t = gpu_of(device);
+    return t && t->copy_bytes ? t->copy_bytes(expert, layer) : 0;
+}
+
 size_t device_weight_bytes(const char *device, const struct raw_weight *src, enum weight_role role)
 {
     const struct device_type *t = gpu_of(device);
@@ -178,7 +191,7 @@ struct backend *backend_open(const struct backend_options *opt, struct error *er
         return NULL;
     }
     struct backend_options with = *opt;
-    if (opt->host_experts) {
+    if (opt->host_experts && t->kind == DEVICE_GPU) {
         with.device = device_default(DEVICE_CPU);
         with.host = open_cpu(&with, err);
         with.device = opt->device;

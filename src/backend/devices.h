@@ -44,7 +44,12 @@ struct device_type {
     int (*count_auto)(void);
     /* Bytes still available on a device of this type if `fraction` of its memory may be in use; 0 = no such device. */
     size_t (*room)(const char *device, double fraction);
+    /* Bytes of the device that this process has allocated; NULL: not counted. */
+    size_t (*held)(const char *device);
     bool offloads; /* host_experts are understood */
+    /* With offloads: bytes of the device that copies of experts take in prompts, where an expert and all of a layer have at most
+     * so many. */
+    size_t (*copy_bytes)(size_t expert, size_t layer);
     /* Bytes of the form that upload() makes of src, whose data is NULL. NULL: about the file's. */
     size_t (*weight_bytes)(const struct raw_weight *src, enum weight_role role);
     void (*id)(struct backend *be, unsigned char id[16]); /* globally unique */
@@ -67,6 +72,8 @@ int device_count(const char *device);
 size_t device_room(const char *device, double fraction);
 /* The next two likewise. weight_bytes 0: not known. */
 bool device_offloads(const char *device);
+size_t device_held(const char *device, bool *counted);
+size_t device_copy_bytes(const char *device, size_t expert, size_t layer);
 size_t device_weight_bytes(const char *device, const struct raw_weight *src, enum weight_role role);
 
 /* Of an open backend; false if it is no GPU. device_facts_of measures, so it takes a moment. */

@@ -35,13 +35,16 @@ static double gpu_share(const struct runtime_options *opt)
     return opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
 }
 
-/* Bytes of the GPU's memory that this process may still take. gpu_before is what was free at the start: the rest of
- * gpu_limit is what this process has not taken since. */
+/* Bytes of the GPU's memory that this process may still take. gpu_limit is of what this process takes, whatever others do. If
+ * that is not counted, it is what is gone since the start (gpu_before). */
 static size_t gpu_room(const struct runtime *rt, const struct runtime_options *opt,
                        const char *device)
 {
     size_t room = device_room(device, gpu_share(opt));
-    size_t used = rt->gpu_before > room ? rt->gpu_before - room : 0;
+    bool counted;
+    size_t used = device_held(device, &counted);
+    if (!counted)
+        used = rt->gpu_before > room ? rt->gpu_before - room : 0;
     size_t left = opt->gpu_limit > used ? opt->gpu_limit - used : 0;
     return opt->gpu_limit && left < room ? left : room;
 }
@@ -57,7 +60,8 @@ static struct expert_layer *expert_layers(struct runtime *rt, const struct confi
                                           const struct outline *outline, const char *device,
                                           struct error *err)
 {
-    struct backend_options cpu = {.device = device_default(DEVICE_CPU), .threads = 1};
+    struct backend_options cpu = {
+        .device = device_default(DEVICE_CPU), .threads = 1, .host_experts = true};
     struct expert_layer *layers = mem_zalloc((size_t)outline->net.n_layers + 1, sizeof *layers);
     struct backend *host = backend_open(&cpu, err);
     bool ok = host && fit_experts(rt->file, c, outline, device, host, layers, err);
@@ -128,10 +132,16 @@ static bool choose_offload(struct runtime *rt, const struct config *c,
     seqs = seqs < DEVICE_LEAST_SEQS ? seqs : DEVICE_LEAST_SEQS;
     size_t kv =
         tokens_before_experts(opt, c->context, seqs) * sizing_token_bytes(opt, &outline->net);
-    size_t experts = 0;
-    for (int i = 0; i < outline->net.n_layers; i++)
+    size_t experts = 0, largest = 0, layer = 0;
+    for (int i = 0; i < outline->net.n_layers; i++) {
+        size_t each = layers[i].n_expert ? layers[i].bytes / (size_t)layers[i].n_expert : 0;
         experts += layers[i].bytes;
-    size_t rest = f->weights - experts, margin = f->room / 64; /* what rounding takes */
+        largest = each > largest ? each : largest;
+        layer = layers[i].bytes > layer ? layers[i].bytes : layer;
+    }
+    o->copy_bytes = device_copy_bytes(device, largest, layer);
+    size_t rest = f->weights - experts,
+           margin = f->room / 64 + o->copy_bytes; /* what rounding takes, too */
     size_t beside = rest + (kv > f->kv ? kv : f->kv) + f->scratch + margin;
     bool ok = offload_choose(layers, outline->net.n_layers, &opt->offload,
                              f->room > beside ? f->room - beside : 0, &o->offload, err);
@@ -620,6 +630,11 @@ static bool gpu_cache(struct runtime_options *fit, const struct config *c,
            sizing_cache(fit, c, net, lim, room, cache, notice, err);
 }
 
+static size_t room_beside(size_t room, size_t taken)
+{
+    return room > taken ? room - taken : 0;
+}
+
 /* On a GPU, decides the number of sequences and the cache from the memory that is left. Processes measure after all have
  * loaded, and agree on the minimum before any allocates. */
 static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_limits *lim,
@@ -630,12 +645,13 @@ static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_lim
     struct comm *comm = rt->be->comm;
     struct runtime_options fit = *o->opt;
     size_t share = comm && comm->n_on_device > 1 ? (size_t)comm->n_on_device : 1;
-    size_t free = gpu_room(rt, o->opt, o->device.device) / share;
+    size_t copies = o->offload.n_host ? o->copy_bytes : 0;
+    size_t free = room_beside(gpu_room(rt, o->opt, o->device.device), copies) / share;
     int64_t seqs = gpu_sequences(&fit, c, net, free);
     if (!take_minimum(comm, &seqs, 1, err))
         return false;
     fit.max_seqs_gpu = (int)seqs;
-    free = gpu_room(rt, o->opt, o->device.device) / share;
+    free = room_beside(gpu_room(rt, o->opt, o->device.device), copies) / share;
     bool ok = gpu_cache(&fit, c, net, free, lim, cache, &rt->notice, err);
     int64_t least[] = {cache->tokens, cache->n_states, cache->context};
     if (!agree(comm, ok, err) || !take_minimum(comm, least, 3, err))

@@ -19,6 +19,7 @@ struct opening {
     size_t small_bytes;     /* of the draft model, on this device */
     int trained;            /* the model's own context */
     struct offload offload; /* n_host NULL: all experts are on the device */
+    size_t copy_bytes;      /* of the device, for copies of experts */
 };
 
 /* Loads the model and makes its cache and stepper, on the device that is open (rt->be). */

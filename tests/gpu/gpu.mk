@@ -17,7 +17,8 @@ $(B)/sim/%.o: %
 	$(call say,SIM)
 	$(Q)$(CXX) -std=gnu++17 -Wall -Wno-unknown-pragmas $(SIM_FLAGS) -MMD -MP -x c++ -c -o $@ $<
 $(B)/sim/tests/gpu/cudasim.cpp.o: SIM_FLAGS += -O2
-$(B)/sim/test_ops: $(SIM_CUDA) $(SIM_OPS)
+# The archive has the CPU backend, which is the host of experts.
+$(B)/sim/test_ops: $(SIM_CUDA) $(SIM_OPS) $(B)/libsteel.a
 	$(Q)$(CXX) $(SIM_SAN) -rdynamic -o $@ $^ -lm -ldl -pthread
 # The program with a simulated GPU, for ranks_sim.py; and by hand, as they take long, speculation, the goldens and invariance
 # of every family (STEEL_TEST_DEVICE=cuda).

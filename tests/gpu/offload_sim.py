@@ -27,15 +27,15 @@ with open(IDS, "wb") as f:
     f.write(struct.pack("<2i24i", 24, 0, *(i * 7 % 90 + 1 for i in range(24))))
 
 
-def steel(*args, code=0, file=None):
-    r = subprocess.run([STEEL, *args], env=dict(os.environ, STEEL_CONFIG=""), capture_output=True, text=True, timeout=900)
+def steel(*args, code=0, pick=""):
+    r = subprocess.run([STEEL, *args], env=dict(os.environ, STEEL_CONFIG="", STEEL_PICK=pick), capture_output=True, text=True, timeout=900)
     assert r.returncode == code, (args, r.returncode, r.stderr)
     return r
 
 
-def logits(path, ids, *args):
+def logits(path, ids, *args, pick=""):
     out = os.path.join(WORK.name, "logits")
-    err = steel("logits", path, "--ids", ids, "-o", out, "--device", "cuda", "-t", "2", "--kv-type", "f32", *args).stderr
+    err = steel("logits", path, "--ids", ids, "-o", out, "--device", "cuda", "-t", "2", "--kv-type", "f32", *args, pick=pick).stderr
     return read_logits(out), err
 
 
@@ -71,12 +71,12 @@ def wholes(path, ids):
     return both, max(LIMIT, mean_kl(*both))
 
 
-def check(name, path, ids, args, whole, limit=LIMIT):
-    got, err = logits(path, ids, *args)
+def check(name, path, ids, args, whole, limit=LIMIT, pick=""):
+    got, err = logits(path, ids, *args, pick=pick)
     kl = mean_kl(whole["--chunk" in args], got)
     assert "in host memory" in err, (name, args, err)
     assert kl <= limit, (name, args, kl, limit)
-    print(f"{name} {' '.join(args)}: KL {kl:.1e}", flush=True)
+    print(f"{name} {' '.join(args)} {pick}: KL {kl:.1e}", flush=True)
 
 
 def test_families(rng):
@@ -84,7 +84,8 @@ def test_families(rng):
     for family in named.split(",") if named else ["qwen3moe", "gpt_oss_mxfp4", "qwen3_next", "deepseek_v3", "glm4_moe", "mixtral", "minimax_m2"]:
         path, ids = f"{GOLDEN}/{family}", f"{GOLDEN}/{family}/golden.bin"
         whole, limit = wholes(path, ids)
-        check(family, path, ids, ["--cpu-moe"], whole, limit)
+        for pick in ("away_copied", "away_hosted"):
+            check(family, path, ids, ["--cpu-moe"], whole, limit, pick)
         layer = rng.randrange(2)
         check(family, path, ids, ["-ot", "exps=CPU" if family in ("deepseek_v3", "glm4_moe") else f"blk\\.{layer}\\..*_exps=CPU", "--chunk", "1"], whole, limit)
 
@@ -103,6 +104,7 @@ def test_tiers(rng):
         some, ram = divided(path), ["--expert-memory", str(experts(path)["memory"] // 4)]
         for args in (some, [*some, *ram], ["--n-cpu-moe", str(rng.randrange(1, 10)), *ram, "--chunk", "1"]):
             check(quant, path, IDS, args, whole, limit)
+        check(quant, path, IDS, some, whole, limit, "away_copied")
 
 
 def test_plan():

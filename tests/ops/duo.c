@@ -17,6 +17,7 @@ const char *backend_name;
 int light;
 bool small;
 double product_tol;
+bool host_is_exact;
 int n_checks, n_failed;
 double worst;
 uint64_t rng = 42;
@@ -64,7 +65,9 @@ static struct backend *open_named(bool host_experts, struct error *err)
     struct backend_options opt = {
         .device = backend_name, .threads = 2, .host_experts = host_experts};
 #ifdef STEEL_CUDA_SIM
-    opt.host = host_experts ? backend_open_ref() : NULL;
+    opt.host = !host_experts   ? NULL
+               : host_is_exact ? backend_open_ref()
+                               : backend_open_cpu(&opt, err);
     return cuda_device.open(&opt, err);
 #else
     return backend_open(&opt, err);

@@ -23,6 +23,7 @@ extern bool small; /* a few cases for each row of the tables of kernels: picks.c
 /* Products round the activations: to halves on a GPU (2^-12 of each, at most, and the weights
  * likewise), to 8 bits on a CPU. */
 extern double product_tol;
+extern bool host_is_exact; /* in the simulator, the host of experts is the reference, not the CPU */
 
 extern int n_checks, n_failed;
 extern double worst; /* error of the group so far */

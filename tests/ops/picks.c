@@ -114,16 +114,16 @@ void test_spread(void)
     report("spread experts", before);
 }
 
-/* Experts that the host computes for a device with memory of its own: one, half, all but one, all. */
-void test_host_experts(void)
+/* The CPU rounds inputs to eight bits. */
+static const double host_tol = 2e-2;
+
+/* Experts that the host has for a device with memory of its own: one, half, all but one, all. rows_from: 2 without decodes, which
+ * the host computes. */
+static void host_experts(const enum dtype *types, int n, int rows_from)
 {
     static const int n_host[] = {8, 16, 1, 15};
     static const int rows_of[] = {1, 3, 8, 20, 70, 300};
-    static const enum dtype types[] = {DT_Q4_K, DT_Q8_0, DT_MXFP4, DT_BF16};
-    int before = n_checks;
-    if (!wanted("host experts") || !has_host_experts("host experts"))
-        return;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < n; i++)
         for (int k = 0; k < 4; k++) {
             struct dims s = base_dims();
             struct mlp_net n;
@@ -134,16 +134,42 @@ void test_host_experts(void)
             s.norm_topk = i != 1;
             mlp_open(&n, &s, s.n_expert, s.n_ff_exp, types[i], types[i], DT_F32, 300);
             for (size_t j = 0; j < sizeof rows_of / sizeof *rows_of; j++)
-                if (!light || j < 5 - (size_t)i || (i == 0 && k == 0))
+                if (rows_of[j] >= rows_from &&
+                    (!light || (i < 3 ? j + (size_t)i < 5 : j == 3) || (i == 0 && k == 0)))
                     mlp_check(&n, rows_of[j], 3.0f);
             mlp_close(&n);
         }
+}
+
+/* Where such experts are computed, forced: copied to the device, in every format that can be, or by the host. */
+static void force_away(bool copied)
+{
+    static const enum dtype types[] = {DT_Q4_K, DT_Q6_K, DT_Q8_0,   DT_MXFP4, DT_BF16, DT_F16,
+                                       DT_F32,  DT_Q5_K, DT_Q4_0,   DT_Q4_1,  DT_Q5_0, DT_Q5_1,
+                                       DT_Q2_K, DT_Q3_K, DT_IQ4_NL, DT_IQ4_XS};
+    double before = product_tol;
+    if (!copied && product_tol < host_tol)
+        product_tol = host_tol;
+    host_experts(types, copied ? 16 : 1, copied ? 2 : 1);
+    product_tol = before;
+}
+
+void test_host_experts(void)
+{
+    static const enum dtype types[] = {DT_Q4_K, DT_Q8_0, DT_MXFP4, DT_BF16};
+    int before = n_checks;
+    double tol = product_tol;
+    if (!wanted("host experts") || !has_host_experts("host experts"))
+        return;
+    product_tol = tol > host_tol ? tol : host_tol;
+    host_experts(types, 4, 1);
     /* Experts from 128 on, of which rows have few or none on the host. */
     struct dims s = base_dims();
     s.n_expert = 200;
     s.n_host = 20;
     s.n_expert_used = 8;
     mlp_case(&s, s.n_expert, 256, DT_Q4_K, DT_Q6_K, DT_F32, 5, 3.0f);
+    product_tol = tol;
     report("host experts", before);
 }
 
@@ -536,6 +562,8 @@ static void force_row(const struct pick_info *p)
         small ? small_linear(p) : force_linear(p->formats);
     else if (experts || !strcmp(p->op, "ffn"))
         small ? small_mlp(experts, p, formats) : force_mlp(experts, formats);
+    else if (!strcmp(p->op, "away"))
+        force_away(!strcmp(p->name, "away_copied"));
     else if (!strncmp(p->op, "delta", 5))
         force_delta_net();
     else if (!strcmp(p->op, "encode") || !strcmp(p->op, "ungated"))

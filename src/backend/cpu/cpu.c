@@ -15,6 +15,7 @@
 #include "sample/sampler.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { CPU_MAX_LAYER_EMBEDS = 4 * GEMM_TILE }; /* a thread's scratch holds them */
@@ -939,7 +940,14 @@ static void cpu_experts_run(struct backend *be, const struct mlp *m, const int32
     moe_run_given(cpu_self(be), m, chosen, weights, used, x, y, rows);
 }
 
-static const struct expert_ops cpu_experts = {.run = cpu_experts_run};
+static bool cpu_experts_panels(struct backend *be, const struct weight *w, int seg,
+                               struct expert_panels *out)
+{
+    (void)be;
+    return gemm_weight_panels(w->impl, seg, out);
+}
+
+static const struct expert_ops cpu_experts = {.run = cpu_experts_run, .panels = cpu_experts_panels};
 static const struct tier_ops cpu_tier = {.settle = cpu_tier_settle, .stats = cpu_tier_stats};
 static const struct plan_ops cpu_plan = {.weight_bytes = cpu_weight_bytes,
                                          .step_bytes = cpu_step_bytes};
@@ -983,7 +991,9 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
     if (!isa_choose(&isa, err))
         return NULL;
     struct pick pick;
-    if (!pick_init(&pick, isa, opt && opt->deterministic, err))
+    /* beside a GPU the names are of the GPU's kernels */
+    const char *names = opt && opt->host_experts ? NULL : getenv("STEEL_PICK");
+    if (!pick_init(&pick, isa, opt && opt->deterministic, names, err))
         return NULL;
     if (isa == ISA_REF)
         return backend_open_ref();

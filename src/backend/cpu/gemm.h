@@ -24,6 +24,8 @@ enum {
     GEMM_PAD = 31 /* rows after the last one that these kernels may read without using them */
 };
 
+struct expert_panels;
+
 /* One row segment of a weight. Packed: (n_expert, n_panels) panels of panel_bytes. */
 struct gemm_seg {
     enum dtype type;
@@ -116,6 +118,8 @@ struct gemm_weight *gemm_weight_shape(const struct raw_weight *src);
  * that stay in the file's blocks. */
 size_t gemm_weight_bytes(const struct raw_weight *src, bool heads, bool repack, size_t *mapped);
 void gemm_weight_row(const struct gemm_weight *w, int row, float *dst); /* expert 0, exact */
+/* expert_ops.panels */
+bool gemm_weight_panels(const struct gemm_weight *w, int seg, struct expert_panels *out);
 
 bool gemm_init(struct cpu_backend *cb, struct error *err);
 void gemm_clear(struct cpu_backend *cb);

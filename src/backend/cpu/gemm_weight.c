@@ -6,6 +6,7 @@
  * its piece into a buffer that stays in the second-level cache, and packs it to its place while the file's
  * next pieces are read. Reading is cheaper than faulting the file's pages in, and leaves no mapping.
  */
+#include "backend/backend.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel_pack.h"
 #include "backend/cpu/panel.h"
@@ -259,6 +260,21 @@ void gemm_weight_free(struct gemm_weight *w)
     mem_free(w->bias);
     mem_aligned_free(w->mem, w->mem_bytes);
     mem_free(w);
+}
+
+bool gemm_weight_panels(const struct gemm_weight *w, int seg, struct expert_panels *out)
+{
+    const struct gemm_seg *s = &w->seg[seg];
+    if (!s->packed || s->perm || w->tier)
+        return false;
+    *out = (struct expert_panels){.type = s->type,
+                                  .data = s->data,
+                                  .n_panels = s->n_panels,
+                                  .panel_bytes = s->panel_bytes,
+                                  .flip = PANEL_Q8_SIGNS ? 0 : 0x80,
+                                  .memory = w->mem,
+                                  .memory_bytes = w->mem_bytes};
+    return panel_unit(s->type, &out->columns, &out->scales, &out->block);
 }
 
 void gemm_weight_row(const struct gemm_weight *w, int row, float *dst)

@@ -359,6 +359,44 @@ size_t panel_bytes(const struct raw_seg *s, int n_in)
     }
 }
 
+bool panel_unit(enum dtype t, int *columns, int *scales, int *block)
+{
+    int blocks;
+    size_t head, bytes;
+    if (t == DT_F32 || t == DT_F16 || t == DT_BF16) {
+        *columns = *scales = *block = 0;
+        return true;
+    }
+    if (t == DT_GPTQ4 || t == DT_F8_E4M3 || head_of(t) || !unit_of(t, &blocks, &head, &bytes))
+        return false;
+    *columns = blocks * dtype_table[t].block_len;
+    switch (t) { /* whose scales unit_of counts as part of the block */
+    case DT_Q4_K:
+    case DT_Q5_K:
+        head = K45_SCALES;
+        break;
+    case DT_Q6_K:
+        head = Q6K_SCALES;
+        break;
+    case DT_IQ4_XS:
+        head = IQ4XS_SCALES;
+        break;
+    case DT_Q2_K:
+    case DT_Q3_K:
+        head = LOW_SCALES;
+        break;
+    default:
+        if (*columns == QK_K)
+            return false;
+        *scales = (int)head;
+        *block = (int)bytes;
+        return true;
+    }
+    *scales = (int)head;
+    *block = (int)((bytes - head) / (QK_K / 32));
+    return true;
+}
+
 /* Packs block `i` of a unit, of one row, into its lane. */
 static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, int lane)
 {

@@ -88,6 +88,9 @@ static inline size_t panel_f8_head(int n_in)
 
 /* Bytes of one panel, a multiple of 64; 0 if this segment has no packed layout. */
 size_t panel_bytes(const struct raw_seg *s, int n_in);
+/* A format's unit: its columns, the bytes of its scales, and of a block of 32 columns; all 0 for columns of floats. False: its
+ * panels have other parts. */
+bool panel_unit(enum dtype t, int *columns, int *scales, int *block);
 bool panel_reads_floats(
     enum dtype t); /* whether its kernels read float inputs; otherwise quantised */
 bool panel_reads_fine(enum dtype t); /* whether they also read the fine part */

@@ -10,7 +10,6 @@
 #include "backend/cpu/gemm_kernels.h"
 
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Up to this many input rows, kernels read a range of weight rows in one pass. */
@@ -466,10 +465,11 @@ static bool force_all(struct pick *p, const char *names, struct error *err)
     return true;
 }
 
-bool pick_init(struct pick *p, enum isa isa, bool deterministic, struct error *err)
+bool pick_init(struct pick *p, enum isa isa, bool deterministic, const char *names,
+               struct error *err)
 {
     *p = (struct pick){.isa = isa, .deterministic = deterministic, .strict = true};
-    return force_all(p, getenv("STEEL_PICK"), err);
+    return force_all(p, names, err);
 }
 
 void pick_force(struct pick *p, const char *names)

@@ -77,8 +77,9 @@ struct pick {
 
 const struct pick_row *pick_rows(enum pick_op op, int *n);
 
-/* Reads STEEL_PICK. */
-bool pick_init(struct pick *p, enum isa isa, bool deterministic, struct error *err);
+/* names: of STEEL_PICK, or NULL. */
+bool pick_init(struct pick *p, enum isa isa, bool deterministic, const char *names,
+               struct error *err);
 void pick_force(struct pick *p, const char *names); /* NULL: none */
 /* Describes row i, counting through all tables; false past the last. */
 bool pick_describe(const struct pick *p, int i, struct pick_info *out);

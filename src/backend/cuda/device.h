@@ -5,5 +5,6 @@
 #include "backend/devices.h"
 
 extern const struct device_type cuda_device;
+size_t cuda_held(const char *device); /* device_type.held */
 
 #endif

@@ -9,6 +9,7 @@
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/moe/offload.h"
+#include "backend/cuda/moe/stream.h"
 #include "backend/cuda/heads/mtp.h"
 #include "backend/cuda/vision/tower.h"
 
@@ -578,5 +579,5 @@ static struct backend *open_device(const struct backend_options *opt, struct err
 }
 
 extern "C" const struct device_type cuda_device = {
-    "cuda", DEVICE_GPU,        NULL,           open_device, cuda_count, NULL, cuda_room,
-    true,   cuda_weight_bytes, cuda_device_id, cuda_facts,  true};
+    "cuda",    DEVICE_GPU, NULL,         open_device,       cuda_count,     NULL,       cuda_room,
+    cuda_held, true,       stream_bytes, cuda_weight_bytes, cuda_device_id, cuda_facts, true};

@@ -137,6 +137,9 @@ struct experts {
     /* rule.spread: the host computes the experts that have no slot (moe/offload.h), of these rows; NULL = none */
     const struct offload_layer *offload;
     const float *offload_x; /* (rows, n_in) */
+    bool
+        routed; /* routing.own has the weights already: a group of experts that were copied from the host (moe/stream.h) */
+    bool adds;  /* the result is added to y */
 };
 
 /* The device form behind struct weight.impl. */
@@ -148,6 +151,8 @@ struct cuda_weight {
     bool joined; /* a router: its last expert is the shared one (join.cu) */
     /* moe/offload.h; NULL: all experts are on the device */
     struct weight *host;           /* the last experts, in the host's form */
+    float *host_bias;              /* device (experts on the host, n_out), or NULL */
+    const void *host_pinned;       /* the host's memory of them, if it is pinned */
     struct offload_layer *offload; /* of gate and up, once prepared */
 };
 
@@ -254,6 +259,7 @@ struct expert_sum {
     const float *weight; /* (rows, used) */
     float *y;            /* (rows, width) output of a separate sum */
     int rows, used, width;
+    bool adds; /* to y */
 };
 
 enum resid_add {
@@ -689,7 +695,8 @@ void rows_to_floats(struct cuda_backend *cu, struct rows *x); /* the rows that e
 void rows_join_fp16(struct cuda_backend *cu, const struct rows *x, int n);
 /* y (rows, width) = the weighted sum of cu->mlp.expert_out, as floats. some: skips experts of
  * weight 0. */
-void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some);
+void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some,
+                      bool adds);
 /* The same for s.out; writes s.y. */
 void resid_sum_some(struct cuda_backend *cu, const struct expert_sum &s);
 
@@ -711,6 +718,7 @@ enum pick_op {
     PICK_LATENT_PROMPT,
     PICK_ENCODE,  /* projection and bidirectional attention */
     PICK_UNGATED, /* an mlp without a gate */
+    PICK_AWAY,    /* experts in host memory: where a step's are computed */
     PICK_OPS
 };
 

@@ -10,6 +10,7 @@
 #include "backend/cuda/vision/tower.h"
 
 extern "C" {
+#include "backend/cuda/device.h"
 #include "base/mem.h"
 const uint16_t *quant_grids(void);
 }
@@ -41,6 +42,22 @@ static double gib(size_t bytes)
     return (double)bytes / (double)(1 << 30);
 }
 
+/* Of all backends of this process. */
+enum { MAX_DEVICES = 64 };
+static size_t held_bytes[MAX_DEVICES];
+
+static void hold(const struct cuda_backend *cu, size_t bytes)
+{
+    if (cu->device < MAX_DEVICES)
+        __atomic_add_fetch(&held_bytes[cu->device], bytes, __ATOMIC_RELAXED);
+}
+
+size_t cuda_held(const char *device)
+{
+    int at = cuda_device_number(device);
+    return at < MAX_DEVICES ? __atomic_load_n(&held_bytes[at], __ATOMIC_RELAXED) : 0;
+}
+
 void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err)
 {
     struct cuda_backend *cu = cuda_self(be);
@@ -59,6 +76,7 @@ void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct erro
         return NULL;
     }
     cu->memory.bytes += rounded;
+    hold(cu, rounded);
     CUDA_TRY(cu, cudaMemsetAsync(p, 0, rounded, cu->stream));
     if (!cu->failed)
         return p;
@@ -77,6 +95,7 @@ void cuda_free(struct backend *be, void *p, size_t bytes)
     cudaStreamSynchronize(cu->stream);
     cudaFree(p);
     cu->memory.bytes -= align_up(bytes ? bytes : 1, 256);
+    hold(cu, -align_up(bytes ? bytes : 1, 256));
 }
 
 void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes)
@@ -202,7 +221,6 @@ bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err)
 
 /* Blocks that wait for each other must all be resident, and two such kernels side by side could
  * block each other. So of all backends on a device only the first may launch them. */
-enum { MAX_DEVICES = 64 };
 static bool grid_barrier_claimed[MAX_DEVICES];
 
 static bool claim_grid_barrier(int device)

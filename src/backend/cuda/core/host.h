@@ -174,6 +174,8 @@ void canary_end(struct cuda_backend *cu, int turn);
 void cuda_begin(struct backend *be, const struct batch *b);
 bool cuda_replay(struct backend *be, uint64_t key);
 void cuda_record(struct backend *be, uint64_t key);
+bool step_repeats(
+    const struct cuda_backend *cu); /* whether steps as the one begun last are recorded */
 void cuda_forget_recordings(struct cuda_backend *cu);
 void cuda_launch_step(struct backend *be);
 bool cuda_end(struct backend *be, int32_t *tokens, struct error *err);

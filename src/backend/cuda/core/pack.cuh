@@ -6,7 +6,7 @@
 #ifndef STEEL_BACKEND_CUDA_PACK_CUH
 #define STEEL_BACKEND_CUDA_PACK_CUH
 
-#include "backend/cuda/core/format.cuh"
+#include "backend/cuda/core/panel.cuh"
 
 /* Scalar meaning of every file format: element k of 256 columns whose blocks start at b. */
 
@@ -276,7 +276,8 @@ struct repack {
     int kind, dtype, n_in, n_kt, rows, tile_bytes;
     int block_len, block_bytes;
     size_t row_bytes;
-    const uint8_t *data; /* (rows, row_bytes) */
+    const uint8_t *data;     /* (rows, row_bytes), or panels */
+    struct panel_form panel; /* panel_bytes 0: the file's blocks */
     /* GPTQ: fp16 (rows, n_groups); FP8: float (rows, n_groups); NVFP4: one float */
     const uint8_t *scale;
     const uint8_t *zero;    /* GPTQ: (rows, n_groups) */
@@ -286,11 +287,16 @@ struct repack {
     uint8_t *out; /* (tiles, n_kt, tile_bytes) */
 };
 
-/* The block with (row, column), or NULL for padding. */
+/* weights.cu: makes tiles of panels. */
+void cuda_repack(struct cuda_backend *cu, const struct repack &p, int tiles);
+
+/* The block with (row, column), or the unit of a panel; NULL for padding. */
 DEVICE const uint8_t *block_of(const struct repack &p, int row, int col)
 {
     if (row >= p.rows || col >= p.n_in)
         return NULL;
+    if (p.panel.panel_bytes)
+        return panel_unit(p.panel, p.data, row, col);
     return p.data + (size_t)row * p.row_bytes + (size_t)(col / p.block_len) * (size_t)p.block_bytes;
 }
 
@@ -300,6 +306,8 @@ DEVICE uint32_t code_of(const struct repack &p, int row, int col)
     const uint8_t *b = block_of(p, row, col);
     if (!b)
         return 0;
+    if (p.panel.panel_bytes)
+        return panel_code(p.dtype, p.panel, b, row, col);
     int k = col & 255, j = k & 31, hi = j >> 4, i = j & 15, blk = k >> 5;
     switch (p.dtype) {
     case DT_Q4_0:
@@ -359,11 +367,15 @@ DEVICE uint32_t code_of(const struct repack &p, int row, int col)
 DEVICE uint32_t row_half_of(const struct repack &p, int row, int col, int which)
 {
     const uint8_t *b = block_of(p, row, col);
+    if (b && p.panel.panel_bytes)
+        return two_bytes(panel_row_half(p.dtype, b, row, which));
     return b ? row_half(p.dtype, b, which) : 0;
 }
 DEVICE uint32_t group_byte_of(const struct repack &p, int row, int col, int which)
 {
     const uint8_t *b = block_of(p, row, col);
+    if (b && p.panel.panel_bytes)
+        return panel_group_byte(p.dtype, b, row, col & 255, which);
     return b ? group_byte(p.dtype, b, col & 255, which) : 0;
 }
 
@@ -376,9 +388,20 @@ DEVICE uint32_t group_half_of(const struct repack &p, int row, int col, int whic
     if (p.dtype == DT_GPTQ4)
         return two_bytes(p.scale +
                          2 * ((size_t)row * (size_t)p.n_groups + (size_t)(col / p.group_len)));
+    const uint8_t *half = b + 2 * which, *scale = b;
+    if (p.panel.panel_bytes) {
+        scale = panel_group_half(p.panel, b, row, col, 0);
+        half = panel_group_half(p.panel, b, row, col, which);
+    }
     if (p.dtype == DT_Q5_0 && which)
-        return float_to_half(-16.0f * raw_half(b));
-    return two_bytes(b + 2 * which);
+        return float_to_half(-16.0f * raw_half(scale));
+    return two_bytes(half);
+}
+
+DEVICE int exponent_of(const struct repack &p, int row, int col)
+{
+    const uint8_t *b = block_of(p, row, col);
+    return !b ? 0 : p.panel.panel_bytes ? panel_exponent(p.panel, b, row, col) : b[0];
 }
 
 /* MXFP4 (scales_power): the largest exponent of a row's 256 columns, and a group's relative to
@@ -387,15 +410,15 @@ DEVICE int top_exponent(const struct repack &p, int row, int kt)
 {
     int top = 0;
     for (int col = kt * TILE_K; col < (kt + 1) * TILE_K; col += 32) {
-        const uint8_t *b = block_of(p, row, col);
-        top = b && b[0] > top ? b[0] : top;
+        int e = exponent_of(p, row, col);
+        top = e > top ? e : top;
     }
     return top;
 }
 DEVICE uint32_t power_of(const struct repack &p, int row, int col)
 {
-    const uint8_t *b = block_of(p, row, col);
-    int e = b ? b[0] - top_exponent(p, row, col / TILE_K) + 30 : 0;
+    bool in = row < p.rows && col < p.n_in;
+    int e = in ? exponent_of(p, row, col) - top_exponent(p, row, col / TILE_K) + 30 : 0;
     return e <= 0 ? 0 : (uint32_t)(e - 15 + 127);
 }
 /* Levels are doubled; the largest scale is 2^15. */
@@ -614,6 +637,9 @@ DEVICE uint32_t scales_word(const struct repack &p, int row0, int kt, int w)
 
 DEVICE float repack_value(const struct repack &p, int row, int col)
 {
+    if (p.panel.panel_bytes) /* of floats */
+        return row < p.rows && col < p.n_in ? panel_float(p.dtype, p.panel, p.data, row, col)
+                                            : 0.0f;
     const uint8_t *b = block_of(p, row, col);
     if (!b)
         return 0.0f;

@@ -18,7 +18,7 @@
 #include "backend/cuda/core/pick.cuh"
 #include "backend/cuda/core/dot_one.cuh"
 #include "backend/cuda/core/rows.cuh"
-#include "backend/cuda/core/host.h"
+#include "backend/cuda/moe/stream.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -367,7 +367,7 @@ static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
 
 static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return !c->moe.router_x && c->rows <= NORM_ROWS &&
+    return !c->moe.router_x && !c->moe.experts->routed && c->rows <= NORM_ROWS &&
            router_records_shared(c->moe.router) <= cu->shared_limit &&
            moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
 }
@@ -388,7 +388,8 @@ static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 
 static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return !c->moe.router_x && router_records_shared(c->moe.router) <= cu->shared_limit &&
+    return !c->moe.router_x && !c->moe.experts->routed &&
+           router_records_shared(c->moe.router) <= cu->shared_limit &&
            moe_few_fits(cu, c->w, c->mlp.down, c->rows);
 }
 static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
@@ -420,7 +421,7 @@ static void router_logits_of(struct cuda_backend *cu, const struct experts *e, c
 
 static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->rows <= HIDDEN_ROWS && c->mlp.down->n_in % 8 == 0 &&
+    return c->rows <= HIDDEN_ROWS && !c->moe.experts->routed && c->mlp.down->n_in % 8 == 0 &&
            moe_gemv_fits(cu, c->w, c->mlp.down);
 }
 static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
@@ -459,7 +460,10 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     route.routing.experts = c->moe.experts;
     route.routing.args = &r;
     route.routing.listed = listed;
-    pick_run(cu, PICK_ROUTER, &route, N_STAGES);
+    if (c->moe.experts->routed)
+        moe_route(cu, r);
+    else
+        pick_run(cu, PICK_ROUTER, &route, N_STAGES);
     rows_to_fp16(cu, c->x);
     return r.t;
 }
@@ -474,14 +478,16 @@ static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool nar
                              c->y,
                              c->rows,
                              used,
-                             c->mlp.down->n_out};
+                             c->mlp.down->n_out,
+                             c->moe.experts->adds};
     if (narrow && c->moe.experts->rule.spread) {
         resid_sum_some(cu, sum);
     } else if (narrow) {
         c->stream->add = ADD_EXPERTS;
         c->stream->experts = sum;
     } else {
-        resid_sum_floats(cu, c->y, c->rows, used, c->mlp.down->n_out, c->moe.experts->rule.spread);
+        resid_sum_floats(cu, c->y, c->rows, used, c->mlp.down->n_out, c->moe.experts->rule.spread,
+                         c->moe.experts->adds);
     }
 }
 
@@ -637,6 +643,23 @@ static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_logits_of(cu, c->routing.experts, c->x);
     moe_route(cu, *c->routing.args);
+}
+
+/*
+ * away: where experts in host memory are computed in this step. See moe/stream.h
+ */
+static bool away_can_copy(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)c;
+    return stream_can(cu);
+}
+static bool away_copies_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return stream_pays(cu, c->rows);
+}
+static void away_copied(struct cuda_backend *cu, const struct pick_case *c)
+{
+    stream_choose(cu, c->forced);
 }
 
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
@@ -820,6 +843,10 @@ static const struct cuda_pick products[] = {
      NULL,
      logits_block,
      {CLASS_OWN, 1, 0}},
+
+    {"away_copied", PICK_AWAY, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, away_copies_pay, away_can_copy,
+     away_copied},
+    {"away_hosted", PICK_AWAY, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, NULL},
 };
 enum { N_PRODUCTS = (int)(sizeof products / sizeof *products) };
 
@@ -963,10 +990,10 @@ void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enu
 
 bool pick_info(struct backend *be, int i, struct pick_info *out)
 {
-    static const char *const ops[] = {"linear",        "qkv",           "output",       "ffn",
-                                      "moe",           "router",        "logits",       "decode",
-                                      "prompt",        "delta_decode",  "delta_prompt", "heads",
-                                      "latent_decode", "latent_prompt", "encode",       "ungated"};
+    static const char *const ops[] = {
+        "linear",        "qkv",           "output", "ffn",          "moe",          "router",
+        "logits",        "decode",        "prompt", "delta_decode", "delta_prompt", "heads",
+        "latent_decode", "latent_prompt", "encode", "ungated",      "away"};
     const struct cuda_backend *cu = cuda_self(be);
     const struct cuda_pick *p = pick_at(i);
     if (!p)

@@ -7,6 +7,7 @@
 #include "backend/cuda/core/streams.h"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/moe/offload.h"
+#include "backend/cuda/moe/stream.h"
 #include "backend/cuda/heads/mtp.h"
 #include "backend/cuda/vision/tower.h"
 
@@ -292,6 +293,7 @@ static bool alloc_optional(struct cuda_backend *cu, const struct network *net, s
                             cuda_matrix(m->experts.gate_up)->n_expert < m->router.w->n_out))
             widen(&spread, (size_t)cuda_matrix(m->experts.gate_up)->n_expert);
     }
+    widen(&spread, (size_t)stream_group(offload_stream(cu)));
     size_t values = (size_t)net->embed.layers.width, n_ones = embd;
     widen(&n_ones, (size_t)max.heads); /* norms of attention's result, and of hidden units */
     widen(&n_ones, hidden_width(net));

@@ -381,14 +381,14 @@ void rows_norm(struct cuda_backend *cu, const float *x, struct gain gain, float 
 /* y[t,:] = sum_k weight[t,k] * out[t,k,:]; one thread per column. SOME: see expert_columns. */
 template <bool SOME>
 static __global__ void resid_sum_kernel(const float *out, const float *weight, int used, int width,
-                                        float *y)
+                                        float *y, bool adds)
 {
     dependency_wait();
     dependency_trigger();
     int k = (int)(blockIdx.x * blockDim.x + threadIdx.x), t = (int)blockIdx.y;
     if (k >= width)
         return;
-    float v = 0.0f;
+    float v = adds ? y[(size_t)t * (size_t)width + (size_t)k] : 0.0f;
     for (int i = 0; i < used; i++)
         if (!SOME || weight[t * used + i] != 0.0f)
             v += weight[t * used + i] *
@@ -404,15 +404,23 @@ static __global__ void __launch_bounds__(256)
     dependency_wait();
     dependency_trigger();
     int k = (int)(blockIdx.x * blockDim.x + threadIdx.x) * 4, t = (int)blockIdx.y;
-    if (k < s.width)
-        *(float4 *)(s.y + (size_t)t * (size_t)s.width + (size_t)k) = expert_columns<SOME>(s, t, k);
+    if (k >= s.width)
+        return;
+    float4 *y = (float4 *)(s.y + (size_t)t * (size_t)s.width + (size_t)k);
+    float4 v = expert_columns<SOME>(s, t, k);
+    if (s.adds) {
+        float4 a = *y;
+        v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
+    }
+    *y = v;
 }
 
-void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some)
+void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some,
+                      bool adds)
 {
     cuda_launch(cu, some ? resid_sum_kernel<true> : resid_sum_kernel<false>,
                 dim3((unsigned)ceil_div(width, 256), (unsigned)rows), 256, 0, LAUNCH_EARLY,
-                cu->mlp.expert_out, cu->routing.weight, used, width, y);
+                cu->mlp.expert_out, cu->routing.weight, used, width, y, adds);
 }
 
 static void sum_fp16(struct cuda_backend *cu, const struct expert_sum &s, bool some)

@@ -276,6 +276,7 @@ void cuda_begin(struct backend *be, const struct batch *b)
     cu->exact = be->deterministic;
     memset(&cu->resid, 0, sizeof cu->resid);
     int n_ints = layout_batch(cu, b, turn);
+    offload_stream_begin(cu);
     step_load(cu, n_ints);
     canary_begin(cu, b, turn);
 }
@@ -324,7 +325,7 @@ bool cuda_replay(struct backend *be, uint64_t key)
 
 /* Whether the launches depend on the step's counts alone. For prompts they depend on lengths
  * too. */
-static bool repeats(const struct cuda_backend *cu)
+bool step_repeats(const struct cuda_backend *cu)
 {
     if (cu->step.layout.n_embeds)
         return false;
@@ -335,7 +336,7 @@ void cuda_record(struct backend *be, uint64_t key)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct step_recording *r = &cu->recording;
-    if (be->profile || cu->failed || !repeats(cu))
+    if (be->profile || cu->failed || !step_repeats(cu))
         return;
     key = mtp_key(cu, lora_key(cu, key));
     r->place =

@@ -103,6 +103,21 @@ static const uint8_t *slot_add(struct slot_fill *f, const void *src, size_t byte
     return cu->upload.dev + (size_t)f->slot * cu->upload.piece + at;
 }
 
+void cuda_repack(struct cuda_backend *cu, const struct repack &p, int tiles)
+{
+    int limit = 65535 / p.n_kt; /* grid.y has 16 bits */
+    for (int t = 0; t < tiles; t += limit) {
+        int n = tiles - t < limit ? tiles - t : limit;
+        struct repack part = p;
+        part.rows = p.rows - t * TILE_ROWS;
+        part.data += p.panel.panel_bytes * (size_t)t;
+        part.out += (size_t)(t * p.n_kt) * (size_t)p.tile_bytes;
+        cuda_launch(cu, repack_kernel,
+                    dim3((unsigned)ceil_div(p.tile_bytes / 4, 256), (unsigned)(n * p.n_kt)), 256, 0,
+                    LAUNCH_PLAIN, part);
+    }
+}
+
 /* Copies rows [first, first + rows) of one expert's segment (or of several, where experts are
  * contiguous) and repacks them to `out`. */
 static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int expert,

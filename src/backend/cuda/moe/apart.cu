@@ -276,7 +276,7 @@ static void run_experts(struct cuda_backend *cu, const struct pick_case *c, cons
         if (!i)
             pair_units(cu, c, m, t, pairs);
     }
-    resid_sum_floats(cu, y, c->rows, used, out, c->moe.experts->rule.spread);
+    resid_sum_floats(cu, y, c->rows, used, out, c->moe.experts->rule.spread, false);
     forget_forms(c->x);
     if (m->to_experts) {
         struct rows sums = rows_of(y, c->rows, out);

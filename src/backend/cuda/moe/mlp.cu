@@ -168,7 +168,9 @@ static void run_offloaded(struct cuda_backend *cu, struct pick_case *c, struct e
         c->stream->d = c->y;
     }
     step_mark(cu);
-    offload_join(cu, e, c->y, c->rows);
+    bool some = e->offload->n_device > 0;
+    some |= offload_copied(cu, c, e, some);
+    offload_join(cu, e, c->y, c->rows, some);
     step_mark_end(cu, STAGE_EXPERTS);
 }
 

@@ -1,7 +1,7 @@
 /* Experts in host memory: see offload.h. Owns the network that the host sees, the pinned memory of requests, and the
  * thread that answers them. */
 #include "backend/cuda/moe/offload.h"
-#include "backend/cuda/core/host.h"
+#include "backend/cuda/moe/stream.h"
 
 extern "C" {
 #include "base/clock.h"
@@ -9,8 +9,10 @@ extern "C" {
 void os_name_thread(const char *name); /* base/os.h has C's atomics */
 }
 
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
+#include <string.h>
 
 enum { SEND_THREADS = 256, SEND_BLOCKS = 64, SPINS = 256 };
 
@@ -41,6 +43,7 @@ struct offload_worker {
     int32_t *chosen, *chosen_mapped;    /* (max_tokens, used) */
     float *weights, *weights_mapped;    /* (max_tokens, used) */
     struct offload_sync *sync;          /* device */
+    struct expert_stream *stream;       /* NULL: no experts are copied in prompts */
 
     pthread_t thread;
     bool started;
@@ -142,7 +145,7 @@ void offload_send(struct cuda_backend *cu, const struct experts *e, int rows)
                 LAUNCH_EARLY, p);
 }
 
-void offload_join(struct cuda_backend *cu, const struct experts *e, float *y, int rows)
+void offload_join(struct cuda_backend *cu, const struct experts *e, float *y, int rows, bool adds)
 {
     struct offload_worker *w = offload_of(cu)->worker;
     if (!e->offload)
@@ -155,10 +158,32 @@ void offload_join(struct cuda_backend *cu, const struct experts *e, float *y, in
     p.to = y;
     p.rows = rows;
     p.width = e->down->n_out;
-    p.adds = e->offload->n_device > 0;
+    p.adds = adds;
     cuda_launch(cu, offload_join_kernel,
                 dim3((unsigned)ceil_div(rows * (p.width / 4), SEND_THREADS)), SEND_THREADS, 0,
                 LAUNCH_EARLY, p);
+}
+
+struct expert_stream *offload_stream(const struct cuda_backend *cu)
+{
+    const struct offload_worker *w = offload_of(cu)->worker;
+    return w ? w->stream : NULL;
+}
+
+void offload_stream_begin(struct cuda_backend *cu)
+{
+    if (offload_stream(cu))
+        stream_begin(cu, offload_stream(cu));
+}
+
+bool offload_copied(struct cuda_backend *cu, const struct pick_case *c, const struct experts *e,
+                    bool adds)
+{
+    struct expert_stream *s = offload_stream(cu);
+    if (!stream_count(s, e->offload->index))
+        return false;
+    stream_run(cu, s, e->offload->index, c, e, adds);
+    return true;
 }
 
 /* The host's side */
@@ -275,14 +300,26 @@ bool offload_upload(struct cuda_backend *cu, const struct raw_weight *src, struc
         return false;
     }
     *owns = cw->host->owns;
-    return true;
+    size_t values = (size_t)part.n_expert * (size_t)part.n_out;
+    if (!part.bias)
+        return true;
+    cw->host_bias = (float *)cuda_alloc(cu->be, values * sizeof(float), "biases of experts", err);
+    if (cw->host_bias)
+        cuda_copy_in(cu->be, cw->host_bias, part.bias, values * sizeof(float));
+    return cw->host_bias != NULL;
 }
 
 void offload_release(struct cuda_backend *cu, struct cuda_weight *cw)
 {
     struct backend *host = offload_of(cu)->host;
-    if (cw->host)
-        host->ops->release(host, cw->host);
+    if (!cw->host)
+        return;
+    if (cw->host_bias)
+        cuda_free(cu->be, cw->host_bias,
+                  (size_t)cw->host->n_expert * (size_t)cw->host->n_out * sizeof(float));
+    if (cw->host_pinned && cudaHostUnregister((void *)cw->host_pinned) != cudaSuccess)
+        cudaGetLastError();
+    host->ops->release(host, cw->host);
     mem_free(cw->host);
     cw->host = NULL;
 }
@@ -323,17 +360,24 @@ static void add_layer(struct offload_worker *w, int at, const struct mlp *m)
     w->width = wide > w->width ? wide : w->width;
 }
 
-/* The first n_device experts are in their slots, the others in the host's places. */
-static bool make_slots(struct cuda_backend *cu, struct host_layer *l, int n_expert,
-                       struct error *err)
+/* Tables of all layers in one block. The first n_device experts are in their slots, the others in the host's places. */
+static bool make_slots(struct cuda_backend *cu, struct offload_worker *w, struct error *err)
 {
-    struct device_buffer map = {(void **)&l->layer.slot_of, (size_t)n_expert * sizeof(int32_t)};
+    size_t all = 0;
+    int32_t *table = NULL;
+    for (int i = 0; i < w->n; i++)
+        all += (size_t)(w->layers[i].layer.n_device + w->layers[i].router.n_out);
+    struct device_buffer map = {(void **)&table, all * sizeof(int32_t)};
     if (!cuda_own(cu, &map, 1, err))
         return false;
-    int32_t *slots = (int32_t *)mem_zalloc((size_t)n_expert, sizeof *slots);
-    for (int e = 0; e < n_expert; e++)
-        slots[e] = e < l->layer.n_device ? e : -1 - (e - l->layer.n_device);
-    cuda_copy_in(cu->be, l->layer.slot_of, slots, (size_t)n_expert * sizeof *slots);
+    int32_t *slots = (int32_t *)mem_zalloc(all, sizeof *slots), *at = slots;
+    for (int i = 0; i < w->n; i++) {
+        struct offload_layer *l = &w->layers[i].layer;
+        l->slot_of = table + (at - slots);
+        for (int e = 0; e < l->n_device + w->layers[i].router.n_out; e++)
+            *at++ = e < l->n_device ? e : -1 - (e - l->n_device);
+    }
+    cuda_copy_in(cu->be, table, slots, all * sizeof *slots);
     mem_free(slots);
     return true;
 }
@@ -379,6 +423,63 @@ static bool start_host(struct offload_worker *w, const struct network *net, int 
     return w->started || error_set(err, "cannot start a thread for experts in host memory");
 }
 
+static bool make_stream(struct cuda_backend *cu, struct offload_worker *w,
+                        const struct network *net, struct error *err)
+{
+    struct stream_layer *layers = (struct stream_layer *)mem_zalloc((size_t)w->n, sizeof *layers);
+    struct error why = {};
+    for (int i = 0, at = 0; i < net->n_layers; i++)
+        if (is_offloaded(&net->layers[i].mlp))
+            layers[at++] = stream_layer{&net->layers[i].mlp, i};
+    w->stream = stream_new(cu, w->host, layers, w->n, &why);
+    mem_free(layers);
+    if (why.msg[0] && err)
+        *err = why;
+    return !why.msg[0];
+}
+
+/* Seconds in which the host computes its experts of a layer for so many rows; the better of two. */
+static double time_host(struct offload_worker *w, const struct host_layer *l, int rows)
+{
+    int n = l->router.n_out, used = l->used < n ? l->used : n;
+    double best = INFINITY;
+    for (int i = 0; i < rows * l->used; i++) {
+        int k = i % l->used;
+        w->chosen[i] = k < used ? (i / l->used * used + k) % n : -1;
+        w->weights[i] = 1.0f;
+    }
+    memset(w->x, 0, (size_t)rows * (size_t)w->width * sizeof(float));
+    for (int i = 0; i < 3; i++) {
+        int64_t start = clock_ns();
+        w->host->ops->experts->run(w->host, l->mlp, w->chosen, w->weights, l->used, w->x, w->y,
+                                   rows);
+        double t = (double)(clock_ns() - start) * 1e-9;
+        best = i && t < best ? t : best; /* the first reads pages for the first time */
+    }
+    return best;
+}
+
+/* Two numbers of rows: all experts have few, or many. */
+struct stream_cost offload_measure(struct cuda_backend *cu, int layer)
+{
+    enum { FEW = 8, MANY = 256 };
+    struct offload_worker *w = offload_of(cu)->worker;
+    const struct host_layer *l = &w->layers[layer];
+    int most = cu->shape.max_tokens, n = l->router.n_out, used = l->used < n ? l->used : n;
+    int few = ceil_div(n, used), many = MANY;
+    few = few < FEW ? (int)FEW : few;
+    few = few < most ? few : most;
+    many = many < most ? many : most;
+    double a = time_host(w, l, few), per = 0;
+    if (many > few) {
+        per = (time_host(w, l, many) - a) / ((many - few) * used);
+        per = per > 0 ? per : 0;
+    }
+    int experts = few * used < n ? few * used : n;
+    double rest = a - per * few * used;
+    return stream_cost{rest > 0 ? rest / experts : 0, per};
+}
+
 bool offload_prepare(struct cuda_backend *cu, const struct network *net, int max_tokens,
                      struct error *err)
 {
@@ -398,11 +499,8 @@ bool offload_prepare(struct cuda_backend *cu, const struct network *net, int max
     for (int i = 0, at = 0; i < net->n_layers; i++)
         if (is_offloaded(&net->layers[i].mlp))
             add_layer(w, at++, &net->layers[i].mlp);
-    for (int i = 0; i < n; i++)
-        if (!make_slots(cu, &w->layers[i], w->layers[i].layer.n_device + w->layers[i].router.n_out,
-                        err))
-            return false;
-    return make_buffers(cu, w, (size_t)max_tokens, err) && start_host(w, net, max_tokens, err);
+    return make_slots(cu, w, err) && make_buffers(cu, w, (size_t)max_tokens, err) &&
+           start_host(w, net, max_tokens, err) && make_stream(cu, w, net, err);
 }
 
 bool offload_settle(struct cuda_backend *cu, struct error *err)
@@ -444,6 +542,7 @@ static void stop_worker(struct cuda_backend *cu, struct offload_worker *w)
     }
     if (cu->stream)
         cudaStreamSynchronize(cu->stream); /* before its pinned memory goes */
+    stream_free(w->stream);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);
     void *pinned[] = {w->mail, w->x, w->y, w->chosen, w->weights};

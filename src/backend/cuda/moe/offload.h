@@ -19,6 +19,7 @@
 #include "backend/cuda/core/cuda.h"
 
 struct error;
+struct expert_stream;
 struct raw_weight;
 struct tier_stats;
 struct weight;
@@ -28,8 +29,8 @@ struct offload_layer {
     int index;        /* among these layers */
     int n_device;     /* experts on the device, in slots; 0: none */
     int32_t *slot_of; /* device (n_expert) slot of an expert; -1 - place: it is on the host */
-    int32_t *
-        chosen; /* mapped (max_tokens, used) places; -1 = none. The same for all layers, as the next two */
+    /* mapped (max_tokens, used) places; -1 = none. The same for all layers, as the next two */
+    int32_t *chosen;
     float *weights;            /* mapped (max_tokens, used) */
     struct offload_sync *sync; /* device */
 };
@@ -62,9 +63,18 @@ void offload_close(struct cuda_backend *cu);
 void offload_begin(struct cuda_backend *cu);
 void offload_end(struct cuda_backend *cu);
 
+/* stream.h; NULL: nothing is copied in prompts. */
+struct expert_stream *offload_stream(const struct cuda_backend *cu);
+/* A step's rows are known: starts its copies. */
+void offload_stream_begin(struct cuda_backend *cu);
+struct stream_cost offload_measure(struct cuda_backend *cu, int layer);
+
 /* After router_select has written the choice of e's experts; sends e->offload_x (rows). */
 void offload_send(struct cuda_backend *cu, const struct experts *e, int rows);
-/* y (rows, width) += the host's rows; y becomes them if the layer has no experts on the device. */
-void offload_join(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
+/* c->y = (adds: +=) the experts that this step copies to the device. False: none. */
+bool offload_copied(struct cuda_backend *cu, const struct pick_case *c, const struct experts *e,
+                    bool adds);
+/* y (rows, width) = (adds: +=) the host's rows. */
+void offload_join(struct cuda_backend *cu, const struct experts *e, float *y, int rows, bool adds);
 
 #endif

@@ -13,6 +13,7 @@
  */
 #include "backend/cuda/core/rows.cuh"
 #include "backend/cuda/moe/offload.h"
+#include "backend/cuda/moe/stream.h"
 
 #include <math.h>
 
@@ -453,6 +454,8 @@ struct router_select_args {
     int32_t *chosen;
     float *weights;
     struct offload_sync *sync;
+    struct stream_uses copied; /* of the first n_copied places, which the host does not compute */
+    int n_copied;
 };
 enum { SELECT_PER = MAX_EXPERTS / 32, SELECT_ROWS = 4 };
 
@@ -547,15 +550,20 @@ DEVICE float select_softplus(float x)
     return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
 }
 
-/* The slot of lane k's expert. Those without one are written for the host. */
+/* The slot of lane k's expert. Those without one are written for the host, or for the groups that are copied. */
 DEVICE int select_slot(const struct router_select_args &p, int t, int used, int expert, float w)
 {
     bool on = lane_id() < used;
-    int slot = on ? p.slot_of[expert] : 0;
-    uint32_t missed = __ballot_sync(FULL_WARP, on && slot < 0);
+    int slot = on ? p.slot_of[expert] : 0, place = -1 - slot;
+    bool copied = slot < 0 && place < p.n_copied;
+    uint32_t missed = __ballot_sync(FULL_WARP, on && slot < 0 && !copied);
     if (on) {
-        p.chosen[t * used + lane_id()] = slot < 0 ? -1 - slot : -1;
+        p.chosen[t * used + lane_id()] = slot < 0 && !copied ? place : -1;
         p.weights[t * used + lane_id()] = w;
+    }
+    if (on && p.n_copied) {
+        p.copied.place[t * used + lane_id()] = copied ? place : -1;
+        p.copied.weight[t * used + lane_id()] = w;
     }
     if (lane_id() == 0) {
         if (missed)
@@ -667,6 +675,8 @@ void router_select(struct cuda_backend *cu, const struct experts *e, int parts, 
         p.chosen = e->offload->chosen;
         p.weights = e->offload->weights;
         p.sync = e->offload->sync;
+        p.copied = stream_uses(offload_stream(cu));
+        p.n_copied = stream_count(offload_stream(cu), e->offload->index);
     }
     cuda_launch(cu,
                 e->mixer
