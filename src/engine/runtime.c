@@ -73,13 +73,17 @@ static struct expert_layer *expert_layers(struct runtime *rt, const struct confi
     return NULL;
 }
 
-/* Tokens of the cache for which room is left before experts get the rest, all sequences together. */
+/* Tokens of the cache for which room is left before experts get the rest, all sequences together: each one's context as long as
+ * that is few, else a quarter of that of the least number of sequences. */
 static size_t tokens_before_experts(const struct runtime_options *opt, int trained, int max_seqs)
 {
     size_t tokens = opt->context > 0 ? (size_t)opt->context : TIER_CONTEXT;
+    size_t seqs = (size_t)(max_seqs < DEVICE_LEAST_SEQS ? max_seqs : DEVICE_LEAST_SEQS);
     tokens = tokens < (size_t)trained ? tokens : (size_t)trained;
-    size_t all = tokens * (size_t)max_seqs / 4;
-    return all > tokens ? all : tokens;
+    size_t all = tokens * (size_t)max_seqs, some = tokens * seqs / 4;
+    all = all < TIER_CONTEXT ? all : TIER_CONTEXT;
+    some = all > some ? all : some;
+    return some > tokens ? some : tokens;
 }
 
 /* If the host's memory has no room for its experts, it reads those used least from the file. */
@@ -129,7 +133,6 @@ static bool choose_offload(struct runtime *rt, const struct config *c,
     if (!layers)
         return false;
     int seqs = sizing_limits(opt, true, 1).max_seqs;
-    seqs = seqs < DEVICE_LEAST_SEQS ? seqs : DEVICE_LEAST_SEQS;
     size_t kv =
         tokens_before_experts(opt, c->context, seqs) * sizing_token_bytes(opt, &outline->net);
     size_t experts = 0, largest = 0, layer = 0;
@@ -835,14 +838,15 @@ static bool plan_gpu(struct runtime *rt, const struct config *c, const struct ou
         o->weights.mapped[FIT_EXPERTS] = o->offload.host - o->weights.host;
     }
     weights = fit_memory(&o->weights) + o->more_bytes + o->small_bytes;
-    size_t left = free > weights ? free - weights : 0;
+    size_t copies = o->offload.n_host ? o->copy_bytes : 0;
+    size_t left = room_beside(free, weights + copies);
     fit.max_seqs_gpu = (int)gpu_sequences(&fit, c, &outline->net, left);
     struct step_limits lim = sizing_limits(&fit, true, 1);
     o->room = sizing_gpu_room(&fit, &outline->net, c->context, left);
-    o->step = o->room.taken;
+    o->step = o->room.taken + copies;
     o->room.free = free;
     o->room.usable = free;
-    o->room.taken += weights;
+    o->room.taken += weights + copies;
     o->limits = lim;
     return gpu_cache(&fit, c, &outline->net, left, &o->limits, &o->cache, &rt->notice, err);
 }

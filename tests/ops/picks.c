@@ -119,11 +119,11 @@ static const double host_tol = 2e-2;
 
 /* Experts that the host has for a device with memory of its own: one, half, all but one, all. rows_from: 2 without decodes, which
  * the host computes. */
-static void host_experts(const enum dtype *types, int n, int rows_from)
+static void host_experts(const enum dtype *types, int n_types, int rows_from)
 {
     static const int n_host[] = {8, 16, 1, 15};
     static const int rows_of[] = {1, 3, 8, 20, 70, 300};
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n_types; i++)
         for (int k = 0; k < 4; k++) {
             struct dims s = base_dims();
             struct mlp_net n;
