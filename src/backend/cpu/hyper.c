@@ -9,7 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-enum { LANES = 16 };
+/* Values of a vector sum, and columns of a piece: a row is shared by all threads in a decode. */
+enum { LANES = 16, COLUMNS = 256 };
 
 struct hyper_state {
     float *parts[2]; /* (max_tokens, N*E), (max_out, N*E) */
@@ -93,7 +94,8 @@ static float sigmoid(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
-static void read_rows(void *arg, int ith, int first, int last)
+/* What a row's parts are mixed by: pre, post and M. */
+static void mix_rows(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct hyper_job *j = arg;
@@ -102,7 +104,6 @@ static void read_rows(void *arg, int ith, int first, int last)
     for (int i = first; i < last; i++) {
         const float *s = j->parts + (size_t)i * (size_t)(N * E);
         float *m = j->mixes + (size_t)i * (size_t)n_out, square[LANES] = {0}, sum = 0;
-        float *x = j->cb->stream.x + (size_t)i * (size_t)E;
         int e = 0;
         for (; e + LANES <= N * E; e += LANES)
             for (int k = 0; k < LANES; k++)
@@ -119,42 +120,85 @@ static void read_rows(void *arg, int ith, int first, int last)
         }
         if (n_out > N)
             balance(h, m + 2 * N, N);
-        for (e = 0; e < E; e++) {
-            float y = m[0] * s[e];
-            for (int k = 1; k < N; k++)
-                y += m[k] * s[k * E + e];
-            x[e] = y;
+    }
+}
+
+static struct pool_work rows_work(void *arg)
+{
+    const struct hyper_job *j = arg;
+    return (struct pool_work){j->cb->stream.rows, POOL_EVEN};
+}
+
+static int pieces_of(const struct hyper_job *j)
+{
+    return (j->E + COLUMNS - 1) / COLUMNS;
+}
+
+static struct pool_work pieces_work(void *arg)
+{
+    const struct hyper_job *j = arg;
+    return (struct pool_work){j->cb->stream.rows * pieces_of(j), POOL_EVEN};
+}
+
+/* The row and the columns of piece i. */
+static int piece_at(const struct hyper_job *j, int i, int *col, int *n)
+{
+    *col = i % pieces_of(j) * COLUMNS;
+    *n = j->E - *col < COLUMNS ? j->E - *col : COLUMNS;
+    return i / pieces_of(j);
+}
+
+/* x = sum over parts of pre * part */
+static void read_pieces(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct hyper_job *j = arg;
+    int N = j->N, E = j->E, col, n;
+    for (int i = first; i < last; i++) {
+        size_t row = (size_t)piece_at(j, i, &col, &n);
+        const float *s = j->parts + row * (size_t)(N * E) + col;
+        const float *m = j->mixes + row * (size_t)j->h->w->n_out;
+        float *x = j->cb->stream.x + row * (size_t)E + col;
+        for (int k = 0; k < N; k++) {
+            float by = m[k];
+            for (int e = 0; e < n; e++)
+                x[e] = k ? x[e] + by * s[k * E + e] : by * s[e];
         }
     }
 }
 
 void cpu_hyper_read(struct cpu_backend *cb, const struct hyper *h)
 {
+    static const struct pool_phase phases[] = {{rows_work, mix_rows}, {pieces_work, read_pieces}};
     struct hyper_job j = job_of(cb, h);
     cpu_stage_begin(cb);
     gemm_linear(cb, h->w, j.parts, j.mixes, cb->stream.rows);
-    pool_each(cb->pool, cb->stream.rows, POOL_EVEN, read_rows, &j);
+    pool_phases(cb->pool, phases, 2, &j);
     cb->stream.pending = false;
     cpu_stage_end(cb, STAGE_NORM);
 }
 
-static void write_rows(void *arg, int ith, int first, int last)
+/* part k = post k * result + sum over parts of M(part, k) * part */
+static void write_pieces(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct hyper_job *j = arg;
-    int N = j->N, E = j->E;
+    int N = j->N, E = j->E, col, n;
     for (int i = first; i < last; i++) {
-        const float *y = j->cb->stream.d + (size_t)i * (size_t)E;
-        const float *post = j->mixes + (size_t)i * (size_t)(N * (N + 2)) + N, *M = post + N;
-        float *s = j->parts + (size_t)i * (size_t)(N * E), old[STREAMS_MAX];
-        for (int e = 0; e < E; e++) {
-            for (int k = 0; k < N; k++)
-                old[k] = s[k * E + e];
-            for (int k = 0; k < N; k++) {
-                float sum = post[k] * y[e];
-                for (int from = 0; from < N; from++)
-                    sum += M[from * N + k] * old[from];
-                s[k * E + e] = sum;
+        size_t row = (size_t)piece_at(j, i, &col, &n);
+        const float *y = j->cb->stream.d + row * (size_t)E + col;
+        const float *post = j->mixes + row * (size_t)(N * (N + 2)) + N, *M = post + N;
+        float *s = j->parts + row * (size_t)(N * E) + col, old[STREAMS_MAX][COLUMNS];
+        for (int k = 0; k < N; k++)
+            memcpy(old[k], s + k * E, (size_t)n * sizeof *s);
+        for (int k = 0; k < N; k++) {
+            float *to = s + k * E, by = post[k];
+            for (int e = 0; e < n; e++)
+                to[e] = by * y[e];
+            for (int from = 0; from < N; from++) {
+                by = M[from * N + k];
+                for (int e = 0; e < n; e++)
+                    to[e] += by * old[from][e];
             }
         }
     }
@@ -163,7 +207,7 @@ static void write_rows(void *arg, int ith, int first, int last)
 void cpu_hyper_write(struct cpu_backend *cb)
 {
     struct hyper_job j = job_of(cb, NULL);
-    pool_each(cb->pool, cb->stream.rows, POOL_EVEN, write_rows, &j);
+    pool_each(cb->pool, pieces_work(&j).n, POOL_EVEN, write_pieces, &j);
     cb->stream.pending = false;
 }
 
