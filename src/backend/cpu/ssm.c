@@ -22,7 +22,8 @@
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK = 64 }; /* channels of a piece of a convolution */
+enum { BLOCK = 64 };    /* channels of a piece of a convolution */
+enum { DT_HEADS = 16 }; /* heads of a piece of the time steps */
 
 struct ssm_job {
     const struct batch *b;
@@ -121,14 +122,15 @@ static void scale_rows(void *arg, int ith, int first, int last)
     }
 }
 
-/* dt of a sequence's rows, which replaces the projection's. */
-static void compute_dt(const struct ssm_job *j, int seq)
+/* dt of a sequence's rows for DT_HEADS heads, which replaces the projection's. */
+static void compute_dt(const struct ssm_job *j, int seq, int piece)
 {
     const struct ssm *m = j->m;
     CHECK(m, "time steps without a state-space model");
+    int from = piece * DT_HEADS, to = from + DT_HEADS < m->n_heads ? from + DT_HEADS : m->n_heads;
     for (int t = j->b->q_start[seq]; t < j->b->q_start[seq + 1]; t++) {
         float *dt = j->u + (size_t)t * j->width + j->channels;
-        for (int h = 0; h < m->n_heads; h++) {
+        for (int h = from; h < to; h++) {
             float x = dt[h] + m->dt_bias[h];
             x = x > 20.0f ? x : log1pf(expf(x));
             x = x < m->dt_min ? m->dt_min : x;
@@ -175,27 +177,27 @@ static int panels_of(const struct ssm *m)
     return (m->head_dim + SSM_PANEL - 1) / SSM_PANEL;
 }
 
-static bool has_dt(const struct ssm_job *j)
+static int dt_pieces(const struct ssm_job *j)
 {
-    return j->m && j->m->dt_bias;
+    return j->m && j->m->dt_bias ? (j->m->n_heads + DT_HEADS - 1) / DT_HEADS : 0;
 }
 
-/* The blocks of a sequence's convolution, and one piece for dt where it is computed. */
+/* The blocks of a sequence's convolution, and the pieces of dt where it is computed. */
 static struct pool_work conv_work(void *arg)
 {
     const struct ssm_job *j = arg;
-    return (struct pool_work){j->b->n_seqs * (blocks_of(j) + has_dt(j)), POOL_EVEN};
+    return (struct pool_work){j->b->n_seqs * (blocks_of(j) + dt_pieces(j)), POOL_EVEN};
 }
 
 static void conv_run(void *arg, int ith, int first, int last)
 {
     const struct ssm_job *j = arg;
-    int blocks = blocks_of(j), n = blocks + has_dt(j);
+    int blocks = blocks_of(j), n = blocks + dt_pieces(j);
     for (int i = first; i < last; i++) {
         if (i % n < blocks)
             conv_block(j, ith, i / n, i % n);
         else
-            compute_dt(j, i / n);
+            compute_dt(j, i / n, i % n - blocks);
     }
 }
 
