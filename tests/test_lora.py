@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -68,6 +69,9 @@ class Base:
         shutil.copy(self.path + "/config.json", folder)
         out = {}
         for name, (dtype, shape, data) in self.tensors.items():
+            if dtype == "I64":  # tables of numbers
+                out[name] = (dtype, shape, data)
+                continue
             v = unpack(dtype, data)
             if name in deltas:
                 v = [x + d for x, d in zip(v, deltas[name])]
@@ -98,10 +102,10 @@ def write_peft(folder, pairs, **config):
     return folder
 
 
-def plain_pairs(base, modules, draw, rank=RANK):
+def plain_pairs(base, modules, draw, rank=RANK, turned=False):
     pairs = {}
     for m in modules:
-        n_out, n_in = base.shape(m + ".weight")
+        n_out, n_in = base.shape(m + ".weight")[::-1 if turned else 1]
         r = rank(m) if callable(rank) else rank
         pairs[m] = ([r, n_in], floats(r * n_in, draw), [n_out, r], floats(n_out * r, draw))
     return pairs
@@ -213,18 +217,25 @@ def test_experts(_):
         agree(base, deltas, [write_peft(WORK + f"/fused{turned}", fused)])
 
 
-# families whose mixers and experts others do not have
-FAMILIES = ["inkling", "minimax", "longcat_flash", "jamba", "falcon_h1", "olmo_hybrid", "lfm2", "phimoe"]
+# families whose mixers, experts and names others do not have
+FAMILIES = ["inkling", "minimax", "longcat_flash", "jamba", "falcon_h1", "olmo_hybrid", "lfm2", "phimoe", "mamba2", "nemotron_h",
+            "granitemoehybrid", "deepseek_v4", "gemma3n", "minimax_m3", "llama4", "gpt_neox", "gpt2"]
+APART = "kv_b_proj|wo_a|altup|laurel|per_layer|vision"  # a matrix per head, and what adapters of others leave alone
 
 
 def test_families(_):
-    """Every matrix of a layer, but latents' keys and values, which are a matrix per head."""
+    """Every matrix of a layer. GPT-2 stores its matrices transposed; adapters are as of others."""
     for family in FAMILIES:
         base, draw = Base(family), random.Random(9)
-        names = [name.removesuffix(".weight") for name, (_, shape, _) in base.tensors.items()
-                 if name.startswith("model.layers.") and name.endswith(".weight") and len(shape) == 2 and "kv_b_proj" not in name]
-        pairs = plain_pairs(base, names, draw)
-        agree(base, deltas_of(pairs, ALPHA / RANK), [write_peft(WORK + "/" + family, pairs)])
+        names = [name.removesuffix(".weight") for name, (_, shape, _) in base.tensors.items() if len(shape) == 2 and
+                 re.search(r"(layers|\bh)\.\d+\..*\.weight$", name) and not re.search(APART, name)]
+        turned = family == "gpt2"
+        pairs = plain_pairs(base, names, draw, turned=turned)
+        deltas = deltas_of(pairs, ALPHA / RANK)
+        for m in pairs if turned else ():
+            n_in, n_out = base.shape(m + ".weight")
+            deltas[m + ".weight"] = [deltas[m + ".weight"][o * n_in + i] for i in range(n_in) for o in range(n_out)]
+        agree(base, deltas, [write_peft(WORK + "/" + family, pairs)])
 
 
 def test_fused_model(_):

@@ -100,11 +100,15 @@ static void add_target(struct reading *r, struct lora_target t, const char *name
  * "lm_head". */
 static void write_name(const char *format, int layer, int expert, char out[192])
 {
+    static const char suffix[] = ".weight"; /* of whole names */
     format += format[0] == '=';
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     snprintf(out, 192, format, layer, expert);
 #pragma GCC diagnostic pop
+    size_t n = strlen(out), end = sizeof suffix - 1;
+    if (n > end && !strcmp(out + n - end, suffix))
+        out[n - end] = 0;
 }
 
 /* To PEFT, all experts of a layer are one module if the model stores them as one tensor. */
@@ -193,20 +197,16 @@ static bool add_pair(struct reading *r, const struct tensor *a, size_t len, cons
  * "model.". */
 static void plain_module(struct lora_pair *p)
 {
-    static const char *const roots[] = {"model.language_model.", "language_model.model.", "model."};
     static const char wrapper[] = "base_model.model.";
     const char *m = p->module;
     if (!strncmp(m, wrapper, sizeof wrapper - 1))
         m += sizeof wrapper - 1;
     struct buf out = {0};
-    size_t i = 0, n = sizeof roots / sizeof *roots;
-    while (i < n && strncmp(m, roots[i], strlen(roots[i])) != 0)
-        i++;
-    if (!strcmp(m, "language_model.lm_head"))
-        m += strlen("language_model.");
-    if (i < n)
-        buf_addf(&out, "model.%s", m + strlen(roots[i]));
-    else if (!strncmp(m, "layers.", 7))
+    if (config_is_head(m))
+        buf_adds(&out, "lm_head");
+    else if (config_root_len(m))
+        buf_addf(&out, "model.%s", m + config_root_len(m));
+    else if (!strncmp(m, "layers.", 7) || !strncmp(m, "h.", 2))
         buf_addf(&out, "model.%s", m); /* adapter of a model without a head */
     else
         buf_adds(&out, m);

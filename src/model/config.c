@@ -44,37 +44,58 @@ static bool find_gguf(const struct meta_reader *in)
     return in->c->family != NULL;
 }
 
-/* Finds the prefix of the text model's tensors: alone, without a head, or inside a multimodal
- * model. */
+/* Prefixes of the text model's tensors, and its head: alone, without a head, or inside a multimodal model. */
+static const struct {
+    const char *model, *head;
+} roots[] = {
+    {"model.", "lm_head"},
+    {"model.language_model.", "lm_head"},
+    {"language_model.model.", "language_model.lm_head"},
+    {"", "lm_head"},
+    {"bert.", "lm_head"},
+    {"roberta.", "lm_head"},
+    {"backbone.", "lm_head"},
+    {"model.text_model.", "lm_head"},
+    {"gpt_neox.", "embed_out"},
+    {"transformer.", "lm_head"},
+    {"model.llm.", "model.llm.unembed"}}; /* the last: Inkling, whose embedding has another name */
+enum { N_ROOTS = sizeof roots / sizeof *roots };
+
+size_t config_root_len(const char *tensor)
+{
+    size_t longest = 0;
+    for (int i = 0; i < N_ROOTS; i++) {
+        size_t n = strlen(roots[i].model);
+        if (n > longest && !strncmp(tensor, roots[i].model, n))
+            longest = n;
+    }
+    return longest;
+}
+
+bool config_is_head(const char *tensor)
+{
+    for (int i = 0; i < N_ROOTS; i++)
+        if (!strcmp(tensor, roots[i].head))
+            return true;
+    return false;
+}
+
 static void find_names(const struct meta_reader *in)
 {
-    static const char *const roots[] = {"model.",
-                                        "model.language_model.",
-                                        "language_model.model.",
-                                        "",
-                                        "bert.",
-                                        "roberta.",
-                                        "backbone.",
-                                        "model.text_model.",
-                                        "gpt_neox.",
-                                        "transformer."};
     struct config *c = in->c;
     const char *embed = c->family->hf_embed ? c->family->hf_embed : "embed_tokens";
-    c->hf_model = roots[0];
-    c->hf_head = "lm_head";
-    for (size_t i = 0; i < sizeof roots / sizeof *roots; i++) {
+    int found = 0;
+    for (int i = 0; i < N_ROOTS; i++) {
         char name[96];
-        snprintf(name, sizeof name, "%s%s.weight", roots[i], embed);
+        snprintf(name, sizeof name, "%s%s.weight", roots[i].model,
+                 i == N_ROOTS - 1 ? "embed" : embed);
         if (!tensorfile_find(in->f, name))
             continue;
-        c->hf_model = roots[i];
-        c->hf_head = i == 2 ? "language_model.lm_head" : i == 8 ? "embed_out" : "lm_head";
-        return;
+        found = i;
+        break;
     }
-    if (tensorfile_find(in->f, "model.llm.embed.weight")) { /* Inkling */
-        c->hf_model = "model.llm.";
-        c->hf_head = "model.llm.unembed";
-    }
+    c->hf_model = roots[found].model;
+    c->hf_head = roots[found].head;
 }
 
 int config_net_layers(const struct config *c)

@@ -151,6 +151,11 @@ int config_net_layers(const struct config *c);
 
 /* Whether a folder's tensor belongs to the text model. Others are ignored. */
 bool config_is_text(const struct config *c, const char *tensor);
+
+/* Length of the longest prefix that folders of some family have on the text model's tensors; 0: none. */
+size_t config_root_len(const char *tensor);
+/* Whether some family's folders call the head so. */
+bool config_is_head(const char *tensor);
 /* Whether a tensor belongs to an MTP (draft) block. */
 bool config_is_mtp(const struct config *c, const char *tensor);
 
