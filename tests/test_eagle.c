@@ -220,6 +220,8 @@ static void answers_are_the_same(void **state)
     for (size_t m = 0; m < sizeof settings / sizeof *settings; m++) {
         char path[128], head[128];
         const struct setting s = with_head(&settings[m], path, head);
+        if (is_left_out(&s))
+            continue;
         crowd(specs, prompts, s.lora != NULL);
         answer_plainly(&s, specs, want);
         static const struct drafting ways[] = {{.fixed = 3},
@@ -229,6 +231,8 @@ static void answers_are_the_same(void **state)
                                                {.fixed = DRAFT_AUTO}};
         for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
             how = ways[w];
+            if (device && !how.cut)
+                continue;
             struct engine_stats st = answer_with_drafts(&s, specs, want);
             int drafted = (int)st.n_drafted[DRAFT_HEAD], right = (int)st.n_accepted[DRAFT_HEAD];
             print_message("%s, %d%s%s: %d of %d accepted\n", s.model, how.fixed,
@@ -471,8 +475,12 @@ int main(void)
                                        cmocka_unit_test(other_ggufs_are_refused),
                                        cmocka_unit_test(it_is_shown),
                                        cmocka_unit_test(the_plan_counts_it)};
+    const struct CMUnitTest on_device[] = {cmocka_unit_test(answers_are_the_same)};
+    if (device_is_missing())
+        return 0;
     CHECK(mkdtemp(dir), "a folder");
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = device ? cmocka_run_group_tests(on_device, NULL, NULL)
+                        : cmocka_run_group_tests(tests, NULL, NULL);
     mtp_toy_remove(dir);
     return failed;
 }

@@ -7,8 +7,8 @@
 #include <string.h>
 
 /* What is expected of each class before anything is known. */
-static const double priors[DRAFT_CLASSES] = {0.35, 0.5, 0.65, 0.75, 0.85, 0.3,  0.45,
-                                             0.6,  0.7, 0.8,  0.6,  0.5,  0.65, 0.6};
+static const double priors[DRAFT_CLASSES] = {0.35, 0.5, 0.65, 0.75, 0.85, 0.3, 0.45, 0.6,
+                                             0.7,  0.8, 0.6,  0.5,  0.65, 0.6, 0.35, 0.6};
 
 void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step,
                 const struct draft_options *opt, int n_vocab)
@@ -50,6 +50,8 @@ static int class_of(const struct draft_match *m)
 {
     static const int lengths[TEXT_LENGTHS - 1] = {4, 6, 10, 16};
     int c = 0;
+    if (!m->len)
+        return CLASS_BRIDGE + m->near;
     while (c < TEXT_LENGTHS - 1 && m->len >= lengths[c])
         c++;
     return c + (m->recent ? CLASS_RECENT : 0);

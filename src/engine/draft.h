@@ -30,12 +30,14 @@
 enum { DRAFT_SEQS = 4, HEAD_TRY = 8, HEAD_PERIOD = 512 };
 
 /* Classes of drafts: text by the length of its match, the sequence's own and recent answers; the first draft of the block
- * and of the small model, and those after it. */
+ * and of the small model, and those after it; text after a match that has ended, where the last token is not the text's, and
+ * where it is. */
 enum {
     TEXT_LENGTHS = 5,
     CLASS_RECENT = TEXT_LENGTHS,
     CLASS_HEAD = 2 * TEXT_LENGTHS,
     CLASS_MODEL = CLASS_HEAD + 2,
+    CLASS_BRIDGE = CLASS_MODEL + 2,
 };
 /* draft_offer.maker */
 enum { MAKER_NONE, MAKER_HEAD, MAKER_MODEL };

@@ -172,19 +172,40 @@ static const int32_t *text_of(const struct draft_match *m, const int32_t *tokens
     return m->recent ? m->in->tokens : tokens;
 }
 
-/* Moves the match over the sequence's new tokens, as long as they are the ones expected. */
+/* Moves the match over the sequence's new tokens, as long as they are the ones expected; then as a bridge. */
 static void advance(struct draft_match *m, const int32_t *tokens, int n)
 {
     int n_text;
     if (m->recent && (!m->in || m->in->used != m->turn))
-        m->len = 0;
-    for (; m->seen < n && m->len; m->seen++) {
+        m->len = m->bridge = 0;
+    for (; m->seen < n && (m->len || m->bridge); m->seen++) {
         const int32_t *text = text_of(m, tokens, n, &n_text);
         bool same = m->at < n_text && text[m->at] == tokens[m->seen];
-        m->len = same ? m->len + 1 : 0;
+        if (m->len && !same)
+            m->bridge = DRAFT_BRIDGE;
+        else if (!same)
+            m->bridge--;
+        m->len = m->len && same ? m->len + 1 : 0;
         m->at++;
     }
     m->seen = n;
+}
+
+/* Moves a bridge to the closest place after the sequence's last token; places after its last two come first. */
+static void settle(struct draft_match *m, const int32_t *tokens, int n)
+{
+    int n_text, best = m->at, common = 0;
+    const int32_t *text = text_of(m, tokens, n, &n_text);
+    for (int k = 0; k <= 2 * DRAFT_SHIFT && common < 2; k++) { /* 0 1 -1 2 -2 */
+        int p = m->at + (k & 1 ? (k + 1) / 2 : -k / 2);
+        if (p < 2 || p > n_text || (!m->recent && p >= n) || text[p - 1] != tokens[n - 1])
+            continue;
+        int same = text[p - 2] == tokens[n - 2] ? 2 : 1;
+        if (same > common)
+            best = p, common = same;
+    }
+    m->at = best;
+    m->near = common > 0;
 }
 
 bool draft_match_follow(struct draft_match *m, const int32_t *tokens, int n,
@@ -192,7 +213,7 @@ bool draft_match_follow(struct draft_match *m, const int32_t *tokens, int n,
 {
     int end = m->index.n + DRAFT_FEED < n ? m->index.n + DRAFT_FEED : n, len;
     if (!draft_index_add(&m->index, tokens, end, expected) || end < n) {
-        m->len = 0;
+        m->len = m->bridge = 0;
         return false;
     }
     advance(m, tokens, n);
@@ -207,6 +228,10 @@ bool draft_match_follow(struct draft_match *m, const int32_t *tokens, int n,
         m->in = recent;
         m->turn = recent->used;
     }
+    if (m->len)
+        m->bridge = 0;
+    if (m->bridge && n > 1)
+        settle(m, tokens, n);
     return true;
 }
 
@@ -214,7 +239,7 @@ int draft_match_write(const struct draft_match *m, const int32_t *tokens, int n,
                       int most)
 {
     int n_text, k = 0;
-    if (!m->len || m->seen != n)
+    if ((!m->len && !m->bridge) || m->seen != n)
         return 0;
     const int32_t *text = text_of(m, tokens, n, &n_text);
     for (; k < most; k++) {

@@ -2,7 +2,11 @@
  * Draft tokens from text: where the last tokens of a sequence have occurred before, the tokens after them are drafts.
  * The search is LZ77's: positions with the same last DRAFT_KEY tokens form a chain, newest first, and of the first few
  * the one with the longest common past is taken. A token costs two stores; a search costs at most DRAFT_WALK comparisons
- * of DRAFT_PAST tokens. Nothing is searched while a match continues.
+ * of DRAFT_PAST tokens. Nothing is searched while a long match continues.
+ *
+ * Where a match ends, the text often goes on after a few other tokens: a value, a changed name. So until DRAFT_BRIDGE of its
+ * tokens were not met, or a new match is found, the old one is kept as a bridge: it moves along with the sequence, and to where
+ * the last token stands close by.
  *
  * A sequence has its own index over prompt and answer. A client's recent answers share another one, found by client, salt
  * and adapters, so no draft reveals another client's text by its timing.
@@ -20,6 +24,8 @@ enum {
     DRAFT_KEY = 3,     /* the shortest match */
     DRAFT_PAST = 32,   /* tokens before a position that are compared */
     DRAFT_WALK = 8,    /* positions of a chain that are compared */
+    DRAFT_BRIDGE = 8,  /* tokens that may differ after a match */
+    DRAFT_SHIFT = 4,   /* tokens that may be missing, or more, there */
     DRAFT_FEED = 4096, /* tokens of a prompt that are indexed in one step */
     DRAFT_CLIENTS = 64,
     DRAFT_RECENT = 1 << 15,
@@ -65,7 +71,9 @@ struct draft_match {
     struct draft_index index; /* over the sequence's own tokens */
     int seen;                 /* tokens of the sequence that the match has followed */
     int at, len;              /* position after the match, tokens in common; len 0 = none */
-    bool recent;              /* the position is in `recent`, not in the sequence */
+    int bridge;  /* tokens that may differ yet, after the match has ended; 0 = no bridge */
+    bool near;   /* the token before `at` is the sequence's last one */
+    bool recent; /* the position is in `recent`, not in the sequence */
     const struct draft_recent *in;
     uint64_t turn; /* of `in`: its text moves */
 };

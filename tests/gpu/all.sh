@@ -1,6 +1,6 @@
 #!/bin/bash
 # all.sh [BUILD]: every test that wants a GPU, a line each, logs in BUILD/gpu-logs (OUT names another folder):
-#   the op suite; goldens, bytes beside others (--deterministic), towers, embedders, draft tokens and canaries on the device; compute-sanitizer over every kernel;
+#   the op suite; goldens, bytes beside others and with draft tokens (--deterministic), towers, embedders, draft tokens and canaries on the device; compute-sanitizer over every kernel;
 #   with SOAK=SECONDS mixed load. ONLY="ops golden" chooses. Exits with 1 if one failed.
 B=${1:-build} out=${OUT:-$B/gpu-logs} jobs=${JOBS:-8}
 here=$(dirname "$0")
@@ -20,7 +20,7 @@ one() { # NAME COMMAND...
 }
 failed=
 one ops "$B/tests/ops/test_ops" --backend cuda --jobs "$jobs"
-for t in golden invariance vision embed speculate canary; do one $t "$B/tests/test_$t"; done
+for t in golden invariance vision embed speculate draft_text draft_model eagle canary; do one $t "$B/tests/test_$t"; done
 one memcheck "$here/sanitize.sh" memcheck "$out/memcheck" "$B/tests/ops/test_ops" "$jobs"
 one racecheck "$here/sanitize.sh" racecheck "$out/racecheck" "$B/tests/ops/test_ops" "$jobs"
 [ -z "$SOAK" ] || one soak env DEVICE=cuda python3 "$here/../soak.py" "$B" "$SOAK"

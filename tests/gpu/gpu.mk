@@ -20,18 +20,20 @@ $(B)/sim/tests/gpu/cudasim.cpp.o: SIM_FLAGS += -O2
 # The archive has the CPU backend, which is the host of experts.
 $(B)/sim/test_ops: $(SIM_CUDA) $(SIM_OPS) $(B)/libsteel.a
 	$(Q)$(CXX) $(SIM_SAN) -rdynamic -o $@ $^ -lm -ldl -pthread
+SIM_DRAFTS := $(addprefix $(B)/sim/test_,draft_text draft_model eagle)
 # The program with a simulated GPU, for ranks_sim.py; and by hand, as they take long, speculation, the goldens and invariance
 # of every family (STEEL_TEST_DEVICE=cuda).
 $(B)/sim/src/backend/devices.c.o: SIM_FLAGS += -DSTEEL_CUDA
 $(B)/sim/steel: LIBS += $(CLI_LIBS)
 $(B)/sim/steel: $(CLI_OBJ) $(B)/libserver.a
-$(B)/sim/test_speculate $(B)/sim/test_canary $(B)/sim/test_golden $(B)/sim/test_invariance $(B)/sim/test_vision: LIBS += -lcmocka
+$(B)/sim/test_speculate $(SIM_DRAFTS) $(B)/sim/test_canary $(B)/sim/test_golden $(B)/sim/test_invariance $(B)/sim/test_vision: LIBS += -lcmocka
 $(B)/sim/test_speculate: $(B)/tests/test_speculate.o
+$(SIM_DRAFTS): $(B)/sim/%: $(B)/tests/%.o
 $(B)/sim/test_canary: $(B)/tests/test_canary.o
 $(B)/sim/test_golden: $(B)/tests/test_golden.o
 $(B)/sim/test_invariance: $(B)/tests/test_invariance.o
 $(B)/sim/test_vision: $(B)/tests/test_vision.o
-$(B)/sim/steel $(B)/sim/test_speculate $(B)/sim/test_canary $(B)/sim/test_golden $(B)/sim/test_invariance $(B)/sim/test_vision: $(B)/sim/src/backend/devices.c.o $(SIM_CUDA) $(B)/libsteel.a
+$(B)/sim/steel $(B)/sim/test_speculate $(SIM_DRAFTS) $(B)/sim/test_canary $(B)/sim/test_golden $(B)/sim/test_invariance $(B)/sim/test_vision: $(B)/sim/src/backend/devices.c.o $(SIM_CUDA) $(B)/libsteel.a
 	$(sim_link)
 $(B)/sim/libnccl.so.2: tests/gpu/fakenccl.cpp tests/gpu/cudasim.h
 	@mkdir -p $(@D)

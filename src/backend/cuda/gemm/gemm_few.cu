@@ -25,46 +25,43 @@ DEVICE void load4f(const float *p, float (&v)[4])
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
 }
 
-/* Loads this lane's part of one slice of row g as floats; with a gain, x + d times the gain. For g
- * >= rows it loads some valid row. Returns the largest magnitude over the slice, and in `squares`
- * the sum of squares. FULL: all 256 columns exist. */
-template <bool FULL>
-DEVICE float slice_load(float (&v)[16][4], const struct norm_in &in, int rows, int slice, int n,
-                        float &squares)
+/* Loads this lane's part of a slice: of every 16 columns four. Beyond n there are zeros. */
+template <bool FULL> DEVICE void slice_part(float (&v)[16][4], const float *p, int k0, int n)
 {
-    int g = lane_id() >> 2, k0 = slice * TILE_K + (lane_id() & 3) * 4;
-    size_t at = (size_t)(g < rows ? g : 0) * (size_t)n + (size_t)k0;
-    const float *x = in.x + at;
-    float top = 0.0f;
-    squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < 16; j++) {
         v[j][0] = v[j][1] = v[j][2] = v[j][3] = 0.0f;
         if (FULL || k0 + j * 16 < n)
-            load4f(x + j * 16, v[j]);
+            load4f(p + j * 16, v[j]);
     }
+}
+
+/* Loads this lane's part of one slice of row g as floats; with a gain, x + d times the gain. For g
+ * >= rows it loads some valid row. Returns the largest magnitude over the slice, and in `squares`
+ * the sum of squares. FULL: all 256 columns exist. GAIN: the gain is in `gain` already; otherwise it is loaded. */
+template <bool FULL, bool GAIN>
+DEVICE float slice_load(float (&v)[16][4], float (&gain)[16][4], const struct norm_in &in, int rows,
+                        int slice, int n, float &squares)
+{
+    int g = lane_id() >> 2, k0 = slice * TILE_K + (lane_id() & 3) * 4;
+    size_t at = (size_t)(g < rows ? g : 0) * (size_t)n + (size_t)k0;
+    float top = 0.0f;
+    squares = 0.0f;
+    slice_part<FULL>(v, in.x + at, k0, n);
     if (in.gain) {
-        const float *d = in.d + at, *gain = in.gain + k0;
-        if (in.d)
+        if (in.d) {
+            float d[16][4];
+            slice_part<FULL>(d, in.d + at, k0, n);
 #pragma unroll
-            for (int j = 0; j < 16; j++) {
-                float t[4] = {};
-                if (FULL || k0 + j * 16 < n)
-                    load4f(d + j * 16, t);
+            for (int j = 0; j < 64; j++)
+                v[j / 4][j % 4] += d[j / 4][j % 4];
+        }
+        if (!GAIN)
+            slice_part<FULL>(gain, in.gain + k0, k0, n);
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    v[j][i] += t[i];
-            }
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
-            float t[4] = {};
-            if (FULL || k0 + j * 16 < n)
-                load4f(gain + j * 16, t);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                squares += v[j][i] * v[j][i];
-                v[j][i] *= t[i];
-            }
+        for (int j = 0; j < 64; j++) {
+            squares += v[j / 4][j % 4] * v[j / 4][j % 4];
+            v[j / 4][j % 4] *= gain[j / 4][j % 4];
         }
         squares += __shfl_xor_sync(FULL_WARP, squares, 1);
         squares += __shfl_xor_sync(FULL_WARP, squares, 2);
@@ -77,11 +74,13 @@ DEVICE float slice_load(float (&v)[16][4], const struct norm_in &in, int rows, i
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
     return fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
 }
-DEVICE float slice_load_any(float (&v)[16][4], const struct norm_in &in, int rows, int slice, int n,
-                            float &squares)
+template <bool GAIN>
+DEVICE float slice_load_any(float (&v)[16][4], float (&gain)[16][4], const struct norm_in &in,
+                            int rows, int slice, int n, float &squares)
 {
-    return (slice + 1) * TILE_K <= n ? slice_load<true>(v, in, rows, slice, n, squares)
-                                     : slice_load<false>(v, in, rows, slice, n, squares);
+    return (slice + 1) * TILE_K <= n
+               ? slice_load<true, GAIN>(v, gain, in, rows, slice, n, squares)
+               : slice_load<false, GAIN>(v, gain, in, rows, slice, n, squares);
 }
 
 /* Converts the values to fp16, times a power of two that maps `top`, the row's largest magnitude,
@@ -102,7 +101,8 @@ DEVICE float frag_pack(struct row_frag &f, const float (&v)[16][4], float top, i
 
 /* y = x W^T (+ bias) for 8 NT rows, given as floats or as records. Grid: (groups of tiles, groups
  * of rows). FLOATS: one group of eight rows, with an optional norm fused in. For short k, two teams
- * of warps alternate tiles. */
+ * of warps alternate tiles. NARROW: k has at most half as many slices, so that a warp has registers
+ * for the norm's gain before the wait. */
 struct gemm_few_args {
     struct matrix w;
     struct norm_in in;                      /* (rows, n_in) */
@@ -112,8 +112,8 @@ struct gemm_few_args {
     int rows, tiles_per_block, batch, slot; /* batch: tiles between two reductions */
 };
 
-template <int KIND, int NT, bool FLOATS, int STAGES>
-static __global__ void __launch_bounds__(FEW_WARPS * 32)
+template <int KIND, int NT, bool FLOATS, int STAGES, bool NARROW>
+static __global__ void __launch_bounds__(NARROW ? FEW_WARPS * 16 : FEW_WARPS * 32)
     gemm_few_kernel(const __grid_constant__ struct gemm_few_args p)
 {
     SHARED_BYTES(shared);
@@ -136,11 +136,17 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
     for (int i = 0; i < STAGES; i++)
         fetch();
     dependency_trigger();
+    float gain[16][4];
+    if (FLOATS && NARROW && p.in.gain) {
+        int k0 = w * TILE_K + (lane & 3) * 4;
+        slice_part<false>(gain, p.in.gain + k0, k0, p.w.n_in);
+    }
     dependency_wait();
     struct row_frag x[NT];
     float undo[NT][2];
     if constexpr (FLOATS) {
-        float v[16][4], square, top = slice_load_any(v, p.in, rows, w, p.w.n_in, square);
+        float v[16][4], square;
+        float top = slice_load_any<NARROW>(v, gain, p.in, rows, w, p.w.n_in, square);
         to_columns(frag_pack(x[0], v, top, rows), undo[0]);
         if (p.in.gain && team == 0 && !(lane & 3))
             squares[w * 8 + g] = square;
@@ -220,15 +226,19 @@ static bool gemm_few_suits(const struct cuda_backend *cu, const struct matrix *w
  * whose tiles are too large for four stages. */
 template <int NT, bool FLOATS, int STAGES> static auto gemm_few_kernel_of(const struct matrix &w)
 {
-    auto kernel = gemm_few_kernel<ANY_CODES, NT, FLOATS, STAGES>;
+    auto kernel = gemm_few_kernel<ANY_CODES, NT, FLOATS, STAGES, false>;
     if constexpr (STAGES == FEW_STAGES)
         if (w.set == SET_K)
-            kernel = gemm_few_kernel<ANY_K, NT, FLOATS, STAGES>;
+            kernel = gemm_few_kernel<ANY_K, NT, FLOATS, STAGES, false>;
+    if constexpr (FLOATS)
+        if (w.n_kt <= FEW_WARPS / 2)
+            kernel = w.set == SET_K ? gemm_few_kernel<ANY_K, NT, FLOATS, STAGES, true>
+                                    : gemm_few_kernel<ANY_CODES, NT, FLOATS, STAGES, true>;
     if constexpr (NT > 1)
         if (w.set == SET_CODES)
             codes_set(&w, [&](auto k) {
                 if constexpr (STAGES == FEW_STAGES || k.VALUE == TILE_Q8_0)
-                    kernel = gemm_few_kernel<k.VALUE, NT, FLOATS, STAGES>;
+                    kernel = gemm_few_kernel<k.VALUE, NT, FLOATS, STAGES, false>;
             });
     return kernel;
 }
