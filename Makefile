@@ -175,9 +175,10 @@ $(B)/src/backend/vulkan/pipeline.o: CPPFLAGS += -iquote $(B)/vulkan
 $(B)/src/backend/vulkan/pipeline.o: $(B)/vulkan/modules.h
 $(B)/vulkan/modules.h: $(SHADERS)
 	$(Q)for f in $(sort $(SHADERS)); do echo "static const uint32_t $$(basename $$f .inc)_words[] = {"; cat $$f; echo "};"; done >$@
+# Kernels on cooperative matrices become valid in src/backend/vulkan/coop.c, and glslc optimises nothing that is not.
 $(B)/vulkan/%.inc: src/backend/vulkan/shaders/%.comp $(wildcard src/backend/vulkan/shaders/*.glsl src/backend/vulkan/shaders/*.h)
 	$(call say,GLSLC)
-	$(Q)$(GLSLC) --target-env=vulkan1.2 -O -mfmt=num -o $@ $<
+	$(Q)$(GLSLC) --target-env=vulkan1.2 $(if $(findstring _coop,$<),-O0,-O) -mfmt=num -o $@ $<
 
 $(B)/%.o: %.c | deps-check
 	$(call say,CC)

@@ -93,7 +93,7 @@ struct device_features {
     VkPhysicalDeviceFeatures2 all;
     VkPhysicalDeviceVulkan12Features v12;
     VkPhysicalDeviceSubgroupSizeControlFeatures control;
-    VkPhysicalDeviceCooperativeMatrixFeaturesNV coop;
+    VkPhysicalDeviceCooperativeMatrixFeaturesKHR coop;
     VkPhysicalDeviceShaderIntegerDotProductFeatures dot;
 };
 
@@ -109,7 +109,7 @@ static void features_chain(struct device_features *f, const struct extras *has)
     f->all.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2;
     f->v12.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES;
     f->control.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES;
-    f->coop.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_NV;
+    f->coop.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR;
     f->dot.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES;
     f->all.pNext = &f->v12;
     if (has->control) {
@@ -178,23 +178,22 @@ static bool has_timestamps(const struct vulkan *v)
 /* Whether gemm_coop's products run: matrices of 16 x 16 x 16 by subgroups of 32, and what its shader declares. */
 static bool has_coop(const struct vulkan *v, const struct device_features *f, uint32_t shared)
 {
-    VkCooperativeMatrixPropertiesNV list[64];
+    enum { FP16 = 0, FLOAT = 1, SUBGROUP = 3, THREADS = 256 };
+    VkCooperativeMatrixPropertiesKHR list[64];
     uint32_t n = 64;
     if (!f->coop.cooperativeMatrix || !f->v12.shaderFloat16 || !f->v12.vulkanMemoryModel ||
-        !v->full_subgroups || v->subgroup != 32 || shared < 32768 ||
-        !vk.GetPhysicalDeviceCooperativeMatrixPropertiesNV)
+        !v->full_subgroups || v->subgroup != 32 || shared < 32768 || v->wide < THREADS ||
+        !vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR)
         return false;
     for (uint32_t i = 0; i < n; i++)
-        list[i] = (VkCooperativeMatrixPropertiesNV){
-            .sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_NV};
-    if (vk.GetPhysicalDeviceCooperativeMatrixPropertiesNV(v->physical, &n, list) < VK_SUCCESS)
+        list[i] = (VkCooperativeMatrixPropertiesKHR){
+            .sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR};
+    if (vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(v->physical, &n, list) < VK_SUCCESS)
         return false;
     for (uint32_t i = 0; i < n; i++) {
-        const VkCooperativeMatrixPropertiesNV *p = &list[i];
-        if (p->MSize == 16 && p->NSize == 16 && p->KSize == 16 &&
-            p->scope == VK_SCOPE_SUBGROUP_NV && p->AType == VK_COMPONENT_TYPE_FLOAT16_NV &&
-            p->BType == VK_COMPONENT_TYPE_FLOAT16_NV && p->CType == VK_COMPONENT_TYPE_FLOAT32_NV &&
-            p->DType == VK_COMPONENT_TYPE_FLOAT32_NV)
+        const VkCooperativeMatrixPropertiesKHR *p = &list[i];
+        if (p->MSize == 16 && p->NSize == 16 && p->KSize == 16 && p->scope == SUBGROUP &&
+            p->AType == FP16 && p->BType == FP16 && p->CType == FLOAT && p->ResultType == FLOAT)
             return true;
     }
     return false;
@@ -211,7 +210,7 @@ static bool make_device(struct vulkan *v, struct error *err)
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2};
     struct device_features f;
     const char *control = VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME;
-    const char *coop = VK_NV_COOPERATIVE_MATRIX_EXTENSION_NAME, *extensions[3];
+    const char *coop = VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, *extensions[3];
     const char *dot = VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME;
     struct extras has = {has_extension(v->physical, control), has_extension(v->physical, coop),
                          has_extension(v->physical, dot)};
@@ -219,6 +218,7 @@ static bool make_device(struct vulkan *v, struct error *err)
     vk.GetPhysicalDeviceProperties2(v->physical, &p);
     vk.GetPhysicalDeviceMemoryProperties2(v->physical, &memory);
     v->subgroup = v11.subgroupSize;
+    v->shuffle = v11.subgroupSupportedOperations & VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
     features_chain(&f, &has);
     vk.GetPhysicalDeviceFeatures2(v->physical, &f.all);
     v->full_subgroups = has.control && f.control.computeFullSubgroups;
@@ -237,6 +237,11 @@ static bool make_device(struct vulkan *v, struct error *err)
         extensions[n_extensions++] = coop;
     if (v->dot)
         extensions[n_extensions++] = dot;
+    v->shared = p.properties.limits.maxComputeSharedMemorySize;
+    v->wide = p.properties.limits.maxComputeWorkGroupInvocations >= 256 &&
+                      p.properties.limits.maxComputeWorkGroupSize[0] >= 256
+                  ? 256
+                  : 128;
     v->family = (uint32_t)compute_family(v->physical);
     const VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
                                            .queueFamilyIndex = v->family,

@@ -10,6 +10,29 @@
 
 #include <vulkan/vulkan_core.h>
 
+/* VK_KHR_cooperative_matrix, which Debian 12's headers do not have. */
+#ifndef VK_KHR_cooperative_matrix
+#define VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME "VK_KHR_cooperative_matrix"
+#define VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR                          \
+    ((VkStructureType)1000506000)
+#define VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR ((VkStructureType)1000506001)
+typedef struct VkPhysicalDeviceCooperativeMatrixFeaturesKHR {
+    VkStructureType sType;
+    void *pNext;
+    VkBool32 cooperativeMatrix, cooperativeMatrixRobustBufferAccess;
+} VkPhysicalDeviceCooperativeMatrixFeaturesKHR;
+typedef struct VkCooperativeMatrixPropertiesKHR {
+    VkStructureType sType;
+    void *pNext;
+    uint32_t MSize, NSize, KSize;
+    uint32_t AType, BType, CType, ResultType; /* 0: fp16, 1: float */
+    VkBool32 saturatingAccumulation;
+    uint32_t scope; /* 3: a subgroup */
+} VkCooperativeMatrixPropertiesKHR;
+typedef VkResult(VKAPI_PTR *PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR)(
+    VkPhysicalDevice, uint32_t *, VkCooperativeMatrixPropertiesKHR *);
+#endif
+
 /* clang-format off */
 #define VULKAN_FUNCTIONS(X)                                                                        \
     X(EnumeratePhysicalDevices) X(GetPhysicalDeviceProperties2) X(GetPhysicalDeviceFeatures2)      \
@@ -25,7 +48,7 @@
     X(DestroyFence) X(WaitForFences) X(ResetFences) X(QueueSubmit) X(CreateQueryPool)              \
     X(DestroyQueryPool) X(CmdResetQueryPool) X(CmdWriteTimestamp) X(GetQueryPoolResults)
 /* Of extensions: NULL where no driver has them. */
-#define VULKAN_EXTRAS(X) X(GetPhysicalDeviceCooperativeMatrixPropertiesNV)
+#define VULKAN_EXTRAS(X) X(GetPhysicalDeviceCooperativeMatrixPropertiesKHR)
 /* clang-format on */
 
 struct vulkan_functions {

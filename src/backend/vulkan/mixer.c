@@ -74,17 +74,6 @@ static void project(struct vulkan *v, const struct attention *a, const struct kv
         vulkan_apart(v, false);
 }
 
-void vulkan_attend(struct vulkan *v, struct attn_args *args, uint32_t format_k, uint32_t format_v)
-{
-    uint32_t rows = (uint32_t)v->batch.n_tokens;
-    args->parts = v->s.parts;
-    args->splits = vulkan_splits((int)rows, (int)args->n_heads);
-    vulkan_run(v, KERNEL_ATTN, format_k, format_v, args, sizeof *args, args->n_heads, rows,
-               args->splits);
-    if (args->splits > 1)
-        vulkan_run(v, KERNEL_ATTN_JOIN, 0, 0, args, sizeof *args, args->n_heads, rows, 1);
-}
-
 static void attend(struct vulkan *v, const struct attention *a, const struct kv_layer *kv)
 {
     const struct vulkan_scratch *s = &v->s;

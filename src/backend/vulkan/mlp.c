@@ -55,9 +55,12 @@ void vulkan_activate(struct vulkan *v, const struct ffn *f, uint64_t h, uint32_t
 {
     if (f->act == ACT_NONE)
         return;
-    const struct act_args args = {h,        (uint)width, (uint)rows, ld, activation(f->act),
-                                  f->alpha, f->limit,    f->beta};
-    vulkan_run(v, KERNEL_ACT, 0, 0, &args, sizeof args, vulkan_wide(width), args.rows, 1);
+    const struct act_args args = {h,      vulkan_bytes(v, rows, width), (uint)width, (uint)rows,
+                                  ld,     activation(f->act),           f->alpha,    f->limit,
+                                  f->beta};
+    uint32_t across = args.bytes ? vulkan_wide(width / 16) : vulkan_wide(width);
+    vulkan_run(v, KERNEL_ACT, 0, 0, &args, sizeof args, across, args.rows, 1);
+    vulkan_has_bytes(v, h, args.bytes);
 }
 
 /* hidden = mid(act(hidden)) */
@@ -78,6 +81,19 @@ static void bounded(struct vulkan *v, const struct product *p, const struct clip
         vulkan_product(v, p);
 }
 
+/* hidden = mid(act(product)) */
+static void product_and_act(struct vulkan *v, const struct product *p, const struct ffn *f,
+                            int rows)
+{
+    int width = f->down->n_in;
+    if (!f->clips && f->act != ACT_NONE && vulkan_product_act(v, p, f, activation(f->act))) {
+        vulkan_norm(v, &f->mid, p->y, p->ldy, p->y, p->ldy, width, rows);
+        return;
+    }
+    bounded(v, p, f->clips, width);
+    activate(v, f, rows, p->ldy);
+}
+
 /* scratch.y = dense_out(sigmoid(gate) * dense(n)) */
 static void dense(struct vulkan *v, const struct mlp *m)
 {
@@ -89,8 +105,7 @@ static void dense(struct vulkan *v, const struct mlp *m)
                         .ldy = s->ld_hidden,
                         .rows = (uint32_t)v->rows,
                         .x_div = 1};
-    bounded(v, &p, m->dense.clips, m->dense.down->n_in);
-    activate(v, &m->dense, v->rows, s->ld_hidden);
+    product_and_act(v, &p, &m->dense, v->rows);
     p.w = m->dense.down;
     p.x = s->hidden;
     p.ldx = s->ld_hidden;
@@ -140,8 +155,30 @@ static void route(struct vulkan *v, const struct router *r, uint64_t x)
                                     (uint)r->n_groups_used,
                                     r->renorm,
                                     or_one(r->scale)};
-    v->grouped = false;
+    v->grouped = 0;
     vulkan_run_flat(v, KERNEL_ROUTE, 0, 0, &args, sizeof args, (uint32_t)v->rows);
+}
+
+/* to = the weighted sum of the experts' outputs */
+static void combine(struct vulkan *v, const struct mlp *m, const struct product *p, uint32_t used,
+                    uint64_t to)
+{
+    const struct vulkan_scratch *s = &v->s;
+    vulkan_product(v, p);
+    const struct combine_args args = {s->part,
+                                      s->chosen,
+                                      s->weights,
+                                      to,
+                                      (uint)v->net->n_embd,
+                                      (uint)v->rows,
+                                      used,
+                                      s->ld_x,
+                                      s->ld_x,
+                                      (uint)m->experts.gate_up->n_expert,
+                                      (uint)m->expert_first,
+                                      !m->router.weighs_input};
+    vulkan_run(v, KERNEL_COMBINE, 0, 0, &args, sizeof args, vulkan_wide(v->net->n_embd), args.rows,
+               1);
 }
 
 /* to = experts_out(the weighted sum of the chosen experts) */
@@ -176,32 +213,17 @@ static void experts(struct vulkan *v, const struct mlp *m, uint64_t to)
         p.x = s->part;
         p.x_div = 1;
     }
-    vulkan_product(v, &p);
-    activate(v, &m->experts, (int)rows, s->ld_expert);
+    product_and_act(v, &p, &m->experts, (int)rows);
     p.w = m->experts.down;
     p.x = s->hidden;
     p.ldx = s->ld_expert;
     p.y = s->part;
     p.ldy = s->ld_x;
     p.x_div = 1;
-    vulkan_product(v, &p);
-    const struct combine_args args = {s->part,
-                                      s->chosen,
-                                      s->weights,
-                                      to,
-                                      (uint)v->net->n_embd,
-                                      (uint)v->rows,
-                                      used,
-                                      s->ld_x,
-                                      s->ld_x,
-                                      (uint)m->experts.gate_up->n_expert,
-                                      (uint)m->expert_first,
-                                      !m->router.weighs_input};
-    vulkan_run(v, KERNEL_COMBINE, 0, 0, &args, sizeof args, vulkan_wide(v->net->n_embd), args.rows,
-               1);
+    if (m->router.weighs_input || !vulkan_product_combined(v, &p, used, to))
+        combine(v, m, &p, used, to);
     vulkan_norm(v, &m->experts_out, to, s->ld_x, to, s->ld_x, v->net->n_embd, v->rows);
 }
-
 void vulkan_mlp(struct backend *be, const struct mlp *m, int layer)
 {
     struct vulkan *v = vulkan_self(be);

@@ -46,34 +46,44 @@ void vulkan_block_add(struct vulkan *v, const struct block *b)
     v->pending = b;
 }
 
+/* Units of 16 values that an invocation of add_bytes.comp holds. */
+enum { HELD = 4 };
+
 /* Adds the block that is not added yet. n: receives norm(x); 0 = nothing does. */
 static void add_pending(struct vulkan *v, const struct norm *norm, uint64_t n, uint32_t ldn)
 {
     const struct vulkan_scratch *s = &v->s;
     const struct block *b = v->pending;
-    const struct add_args args = {.x = s->x,
-                                  .y = s->y,
-                                  .out_gain = vulkan_address(b->out.gain),
-                                  .out_bias = vulkan_address(b->out.bias),
-                                  .sum_gain = vulkan_address(b->sum.gain),
-                                  .sum_bias = vulkan_address(b->sum.bias),
-                                  .n = n,
-                                  .in_gain = vulkan_address(norm->gain),
-                                  .in_bias = vulkan_address(norm->bias),
-                                  .width = (uint)v->net->n_embd,
-                                  .rows = (uint)v->rows,
-                                  .ldx = s->ld_x,
-                                  .ldy = s->ld_x,
-                                  .out_kind = (uint)b->out.kind,
-                                  .sum_kind = (uint)b->sum.kind,
-                                  .out_eps = b->out.eps,
-                                  .sum_eps = b->sum.eps,
-                                  .scale = or_one(b->scale),
-                                  .in_eps = norm->eps,
-                                  .in_kind = (uint)norm->kind,
-                                  .ldn = ldn};
+    struct add_args args = {.x = s->x,
+                            .y = s->y,
+                            .out_gain = vulkan_address(b->out.gain),
+                            .out_bias = vulkan_address(b->out.bias),
+                            .sum_gain = vulkan_address(b->sum.gain),
+                            .sum_bias = vulkan_address(b->sum.bias),
+                            .n = n,
+                            .in_gain = vulkan_address(norm->gain),
+                            .in_bias = vulkan_address(norm->bias),
+                            .width = (uint)v->net->n_embd,
+                            .rows = (uint)v->rows,
+                            .ldx = s->ld_x,
+                            .ldy = s->ld_x,
+                            .out_kind = (uint)b->out.kind,
+                            .sum_kind = (uint)b->sum.kind,
+                            .out_eps = b->out.eps,
+                            .sum_eps = b->sum.eps,
+                            .scale = or_one(b->scale),
+                            .in_eps = norm->eps,
+                            .in_kind = (uint)norm->kind,
+                            .ldn = ldn};
     v->pending = NULL;
-    vulkan_run_flat(v, KERNEL_ADD, 0, 0, &args, sizeof args, (uint32_t)v->rows);
+    if (args.width % 16 || args.width > HELD * 16 * v->wide) {
+        vulkan_run_flat(v, KERNEL_ADD, 0, 0, &args, sizeof args, (uint32_t)v->rows);
+        return;
+    }
+    args.bytes = n ? vulkan_bytes(v, v->rows, v->net->n_embd) : 0;
+    vulkan_run_flat(v, KERNEL_ADD_BYTES, 0, 0, &args, sizeof args, (uint32_t)v->rows);
+    if (n)
+        vulkan_has_bytes(v, n, args.bytes);
 }
 
 void vulkan_settle(struct vulkan *v)

@@ -23,6 +23,9 @@ struct pick {
 /* Rows that a workgroup computes at once. */
 enum { GEMV_ROWS = 8, GEMM_TILE = 64 };
 
+/* gemm_coop: outputs of a tile, and the shared memory that tiles of 128 rows take. */
+enum { COOP_OUTS = 128, COOP_SHARED = 40960 };
+
 static void run_few(struct vulkan *v, enum vulkan_kernel k, const struct product *p,
                     const struct vulkan_segment *g, const struct product_args *args)
 {
@@ -41,32 +44,6 @@ static void run_gemv(struct vulkan *v, const struct product *p, const struct vul
     run_few(v, KERNEL_GEMV, p, g, args);
 }
 
-/* The inputs are converted once for all segments. */
-static void run_dot(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
-                    struct product_args *args)
-{
-    uint32_t ld = (uint32_t)p->w->n_in, rows = p->rows / p->x_div;
-    if (g == vulkan_matrix(p->w)->seg) {
-        const struct half_args bytes = {p->x, v->s.bytes, v->s.bytes_scale, ld, rows, p->ldx, ld};
-        vulkan_apart(v, false);
-        vulkan_run_flat(v, KERNEL_BYTES, 0, 0, &bytes, sizeof bytes, rows);
-        vulkan_apart(v, true);
-    }
-    args->x = v->s.bytes;
-    args->ldx = ld;
-    args->scale = v->s.bytes_scale;
-    run_few(v, KERNEL_GEMV_DOT, p, g, args);
-}
-
-/* Workgroups that fill a large GPU. */
-enum { FULL = 1024 };
-
-uint32_t vulkan_splits(int rows, int heads)
-{
-    int n = rows > 0 && heads > 0 ? FULL / (rows * heads) : 1;
-    return n < 2 ? 1 : n > VULKAN_SPLITS ? VULKAN_SPLITS : (uint32_t)n;
-}
-
 bool vulkan_coop_fits(const struct vulkan *v, const struct vulkan_segment *g)
 {
     return v->coop && !g->perm && g->format != FORMAT_F32 && g->format != FORMAT_BF16 &&
@@ -83,19 +60,6 @@ static bool coop_fits(const struct vulkan *v, const struct product *p)
     return fits;
 }
 
-static bool dot_fits(const struct vulkan *v, const struct product *p)
-{
-    const struct vulkan_weight *m = vulkan_matrix(p->w);
-    bool fits = v->dot && !p->cycle && (p->chosen || p->rows <= (uint32_t)v->bounds.max_tokens) &&
-                (p->chosen || (uint32_t)p->w->n_in <= v->s.ld_half);
-    for (int i = 0; i < m->n_seg; i++) {
-        uint32_t f = m->seg[i].format;
-        fits = fits && (f == FORMAT_Q4_0 || f == FORMAT_Q8_0 || f == FORMAT_Q4_K ||
-                        f == FORMAT_Q5_K || f == FORMAT_Q6_K || f == FORMAT_MXFP4);
-    }
-    return fits;
-}
-
 /* Rows of several experts: the last tile of each may have few. */
 static bool grouped_fits(const struct vulkan *v, const struct product *p)
 {
@@ -108,35 +72,43 @@ static bool grouped_coop_fits(const struct vulkan *v, const struct product *p)
     return p->chosen && coop_fits(v, p);
 }
 
-/* The tiles of a product over experts, which are listed once a layer. Returns a bound of their number. */
-static uint32_t group(struct vulkan *v, const struct product *p, struct product_args *args)
+static bool dot_tiles_fits(const struct vulkan *v, const struct product *p)
 {
-    uint32_t own = (uint32_t)p->w->n_expert, most = p->rows / GEMM_TILE + own;
-    const struct group_args g = {p->chosen, v->s.groups,     p->rows,
-                                 own,       p->expert_first, 4 + 3 * most};
-    if (!v->grouped) {
+    return p->chosen && vulkan_dot_fits(v, p);
+}
+
+/* The tiles of a product over experts, which are listed once a layer. Returns a bound of their number. */
+uint32_t vulkan_group(struct vulkan *v, const struct product *p, struct product_args *args,
+                      uint32_t tile)
+{
+    uint32_t own = (uint32_t)p->w->n_expert, most = p->rows / tile + own;
+    const struct group_args g = {p->chosen,       v->s.groups,  p->rows, own,
+                                 p->expert_first, 4 + 3 * most, tile};
+    if (v->grouped != tile) {
         vulkan_apart(v, false);
         vulkan_run(v, KERNEL_GROUP, 0, 0, &g, sizeof g, 1, 1, 1);
         vulkan_apart(v, true);
     }
-    v->grouped = true;
+    v->grouped = tile;
     args->chosen = v->s.groups;
     return most < p->rows ? most : p->rows;
 }
 
+/* Tiles of `outs` outputs of `tile` rows. shape: the kernel's second constant. */
 static void run_tiles(struct vulkan *v, enum vulkan_kernel k, const struct product *p,
-                      const struct vulkan_segment *g, struct product_args *args)
+                      const struct vulkan_segment *g, struct product_args *args, uint32_t outs,
+                      uint32_t tile, uint32_t shape)
 {
-    uint32_t n = (g->rows + GEMM_TILE - 1) / GEMM_TILE;
+    uint32_t n = (g->rows + outs - 1) / outs;
     uint32_t x = n < v->max_groups[0] ? n : v->max_groups[0];
-    uint32_t tiles = p->chosen ? group(v, p, args) : (p->rows + GEMM_TILE - 1) / GEMM_TILE;
-    vulkan_run(v, k, g->format, p->chosen != 0, args, sizeof *args, x, (n + x - 1) / x, tiles);
+    uint32_t tiles = p->chosen ? vulkan_group(v, p, args, tile) : (p->rows + tile - 1) / tile;
+    vulkan_run(v, k, g->format, shape, args, sizeof *args, x, (n + x - 1) / x, tiles);
 }
 
 static void run_gemm(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
                      struct product_args *args)
 {
-    run_tiles(v, KERNEL_GEMM, p, g, args);
+    run_tiles(v, KERNEL_GEMM, p, g, args, GEMM_TILE, GEMM_TILE, p->chosen != 0);
 }
 
 /* The inputs are converted once for all segments. */
@@ -154,22 +126,31 @@ static void run_coop(struct vulkan *v, const struct product *p, const struct vul
     args->x = v->s.half;
     args->ldx = ld;
     args->scale = v->s.half_scale;
-    run_tiles(v, KERNEL_GEMM_COOP, p, g, args);
+    /* rows of an expert, if they were divided evenly */
+    uint32_t mean = p->chosen ? p->rows / (uint32_t)p->w->n_expert : p->rows;
+    uint32_t shape = mean <= 32 ? 0 : mean <= 64 || p->chosen || v->shared < COOP_SHARED ? 1 : 2;
+    run_tiles(v, KERNEL_GEMM_COOP, p, g, args, COOP_OUTS, 32 << shape,
+              shape + 4 * (p->chosen != 0));
 }
 
-/* Rows of a product over experts are counted per expert: from here on tiles share weights. */
-enum { MANY = 4 };
+/* Rows of a product over experts are counted per eight experts: from RUN on experts have several rows often enough that
+ * listing them pays; from MANY on tiles of 64 are more full than empty. */
+enum { EIGHT = 8, RUN = 4, MANY = 4 * EIGHT };
 
-/* Rows on cooperative matrices and integer dot products come after others of the same rows, so they run only if they are
- * forced: they have not been measured on a GPU yet. */
+/* Rows on cooperative matrices come after others of the same rows, so they run only if they are forced: they have not been
+ * measured on a GPU yet. */
 static const struct pick table[] = {
+    {"gemv_dot", OP_LINEAR, 1, 31, vulkan_dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot",
+     vulkan_run_dot},
     {"gemv", OP_LINEAR, 1, 8, NULL, "any", "", run_gemv},
-    {"gemv_dot", OP_LINEAR, 1, 8, dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot", run_dot},
     {"gemm", OP_LINEAR, 9, 0, NULL, "any", "", run_gemm},
     {"gemm_coop", OP_LINEAR, 17, 0, coop_fits, "codes F16", "coop", run_coop},
+    {"moe_dot", OP_MOE, 1, RUN - 1, vulkan_dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot",
+     vulkan_run_dot},
+    {"moe_dot_tiles", OP_MOE, RUN, 2 * MANY, dot_tiles_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4",
+     "dot", vulkan_run_dot_tiles},
     {"moe_gemm", OP_MOE, MANY, 0, grouped_fits, "any", "", run_gemm},
     {"moe_gemv", OP_MOE, 1, 0, NULL, "any", "", run_gemv},
-    {"moe_dot", OP_MOE, 1, 0, dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot", run_dot},
     {"moe_coop", OP_MOE, MANY, 0, grouped_coop_fits, "codes F16", "coop", run_coop},
 };
 enum { N_PICKS = (int)(sizeof table / sizeof *table) };
@@ -190,10 +171,16 @@ static bool is_listed(const char *list, const char *name, bool without)
     return false;
 }
 
+bool vulkan_is_forced(const struct vulkan *v, const char *name, bool without)
+{
+    return is_listed(v->forced, name, without);
+}
+
 static int pick(const struct vulkan *v, enum vulkan_op op, const struct product *p)
 {
     int last = -1, found = -1;
-    int rows = p->chosen ? (int)p->rows / p->w->n_expert : (int)p->rows;
+    int rows =
+        p->chosen ? (int)((uint64_t)EIGHT * p->rows / (uint64_t)p->w->n_expert) : (int)p->rows;
     rows = rows ? rows : 1;
     for (int i = 0; i < N_PICKS; i++) {
         if (table[i].op != op)
@@ -201,13 +188,21 @@ static int pick(const struct vulkan *v, enum vulkan_op op, const struct product 
         if (table[i].fits && !table[i].fits(v, p))
             continue;
         last = i;
-        if (is_listed(v->forced, table[i].name, false))
+        if (vulkan_is_forced(v, table[i].name, false))
             return i;
         bool suits = rows >= table[i].from && (!table[i].to || rows <= table[i].to);
-        if (found < 0 && suits && !is_listed(v->forced, table[i].name, true))
+        if (found < 0 && suits && !vulkan_is_forced(v, table[i].name, true))
             found = i;
     }
     return found < 0 ? last : found;
+}
+
+bool vulkan_picks_dot(struct vulkan *v, const struct product *p)
+{
+    int row = pick(v, p->chosen ? OP_MOE : OP_LINEAR, p);
+    bool dot = table[row].run == vulkan_run_dot;
+    v->runs[row] += dot;
+    return dot;
 }
 
 void vulkan_product(struct vulkan *v, const struct product *p)
@@ -257,7 +252,7 @@ bool vulkan_pick_info(struct backend *be, int i, struct pick_info *out)
 {
     static const char *const ops[] = {"linear", "moe"};
     if (i < 0 || i >= N_PICKS)
-        return false;
+        return vulkan_attn_pick_info(vulkan_self(be), i - N_PICKS, out);
     *out = (struct pick_info){.name = table[i].name,
                               .op = ops[table[i].op],
                               .formats = table[i].formats,
@@ -269,15 +264,22 @@ bool vulkan_pick_info(struct backend *be, int i, struct pick_info *out)
     return true;
 }
 
+static bool exists(const char *name, int n)
+{
+    struct vulkan none = {0};
+    struct pick_info info;
+    for (int i = 0; vulkan_pick_info(&none.be, i, &info); i++)
+        if ((int)strlen(info.name) == n && !strncmp(info.name, name, (size_t)n))
+            return true;
+    return false;
+}
+
 bool vulkan_picks_exist(const char *names, struct error *err)
 {
     for (const char *at = names; at && *at;) {
         at += *at == '-';
         int n = (int)strcspn(at, ",");
-        bool found = !n;
-        for (int i = 0; i < N_PICKS; i++)
-            found |= (int)strlen(table[i].name) == n && !strncmp(table[i].name, at, (size_t)n);
-        if (!found)
+        if (n && !exists(at, n))
             return error_set(err, "STEEL_PICK: no kernel is called %.*s (steel bench --kernels)", n,
                              at);
         at += n + (at[n] == ',');

@@ -2,7 +2,9 @@
  * Kernels of the Vulkan backend: SPIR-V modules that are part of the binary, pipelines made from them when first needed,
  * and their dispatch. The shaders are in shaders/, one file per kernel.
  */
+#include "backend/vulkan/coop.h"
 #include "backend/vulkan/vulkan.h"
+#include "base/mem.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -46,22 +48,28 @@ void vulkan_pipelines_close(struct vulkan *v)
 
 bool vulkan_has_constants(enum vulkan_kernel k)
 {
-    return k == KERNEL_EMBED || k == KERNEL_ATTN || k == KERNEL_DELTA || k == KERNEL_SSM ||
-           k == KERNEL_GEMV || k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP;
+    return k == KERNEL_EMBED || k == KERNEL_ATTN || k == KERNEL_ATTN_GROUP ||
+           k == KERNEL_ATTN_COOP || k == KERNEL_DELTA || k == KERNEL_SSM || k == KERNEL_GEMV ||
+           k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP;
+}
+
+static bool uses_coop(enum vulkan_kernel k)
+{
+    return k == KERNEL_GEMM_COOP || k == KERNEL_ATTN_COOP;
 }
 
 VkPipeline vulkan_pipeline(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b)
 {
-    CHECK(a < VULKAN_CONSTANTS && b < VULKAN_CONSTANTS, "constants %u and %u of a kernel", a, b);
+    CHECK(a < VULKAN_FIRST && b < VULKAN_SECOND, "constants %u and %u of a kernel", a, b);
     VkPipeline *p = &v->pipelines[k][a][b];
     if (*p || v->failed)
         return *p;
-    const uint32_t constants[] = {a, b};
-    const VkSpecializationMapEntry entries[] = {{0, 0, 4}, {1, 4, 4}};
-    const VkSpecializationInfo special = {2, entries, sizeof constants, constants};
-    const VkShaderModuleCreateInfo module = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
-                                             .codeSize = modules[k].bytes,
-                                             .pCode = modules[k].words};
+    const uint32_t constants[] = {a, b, v->wide};
+    const VkSpecializationMapEntry entries[] = {{0, 0, 4}, {1, 4, 4}, {2, 8, 4}};
+    const VkSpecializationInfo special = {3, entries, sizeof constants, constants};
+    VkShaderModuleCreateInfo module = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
+                                       .codeSize = modules[k].bytes,
+                                       .pCode = modules[k].words};
     VkComputePipelineCreateInfo info = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
@@ -72,9 +80,19 @@ VkPipeline vulkan_pipeline(struct vulkan *v, enum vulkan_kernel k, uint32_t a, u
                   .pName = "main",
                   .pSpecializationInfo = &special},
         .layout = v->layout};
+    uint32_t *rewritten = NULL;
+    if (uses_coop(k)) {
+        module.pCode = rewritten =
+            vulkan_coop_words(module.pCode, module.codeSize / 4, &module.codeSize);
+        module.codeSize *= 4;
+        CHECK(rewritten, "the words of %s", modules[k].name);
+    }
     if (!vulkan_try(v, vk.CreateShaderModule(v->device, &module, NULL, &info.stage.module),
-                    modules[k].name))
+                    modules[k].name)) {
+        mem_free(rewritten);
         return NULL;
+    }
+    mem_free(rewritten);
     vulkan_try(v, vk.CreateComputePipelines(v->device, VK_NULL_HANDLE, 1, &info, NULL, p),
                modules[k].name);
     vk.DestroyShaderModule(v->device, info.stage.module, NULL);
@@ -101,6 +119,13 @@ void vulkan_apart(struct vulkan *v, bool on)
     v->apart = on;
 }
 
+/* Whether a kernel leaves the inputs of products and their bytes as they are. */
+static bool keeps_inputs(enum vulkan_kernel k)
+{
+    return k == KERNEL_GEMV || k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP ||
+           k == KERNEL_ROUTE || k == KERNEL_GROUP;
+}
+
 void vulkan_run(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b, const void *args,
                 size_t bytes, uint32_t x, uint32_t y, uint32_t z)
 {
@@ -117,6 +142,8 @@ void vulkan_run(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b, 
     vk.CmdDispatch(cmd, x, y < v->max_groups[1] ? y : v->max_groups[1],
                    z < v->max_groups[2] ? z : v->max_groups[2]);
     v->dirty = true;
+    if (!keeps_inputs(k))
+        v->bytes_of = 0;
 }
 
 void vulkan_run_flat(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b,

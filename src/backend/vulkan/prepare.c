@@ -135,8 +135,10 @@ static size_t parts_room(const struct vulkan *v)
             continue;
         int heads = latent ? m->latent.n_heads : m->attention.n_heads;
         int dim = latent ? m->latent.kv_rank : m->attention.v_dim;
-        for (int rows = 1; vulkan_splits(rows, heads) > 1; rows++) {
-            size_t n = (size_t)rows * (size_t)heads * vulkan_splits(rows, heads);
+        /* a workgroup may have all heads of a group */
+        int least = latent ? heads : m->attention.n_kv_heads;
+        for (int rows = 1; vulkan_splits(rows, least) > 1; rows++) {
+            size_t n = (size_t)rows * (size_t)heads * vulkan_splits(rows, least);
             most = n * (size_t)(dim + 2) > most ? n * (size_t)(dim + 2) : most;
         }
     }
@@ -185,16 +187,15 @@ static bool own_scratch(struct vulkan *v, struct error *err)
            own_floats(v, &s->gate, tokens, s->ld_gate, err) &&
            own_floats(v, &s->half, v->coop, halves / 2, err) &&
            own_floats(v, &s->half_scale, v->coop, used > tokens ? used : tokens, err) &&
-           own_floats(v, &s->bytes, v->dot, halves / 4, err) &&
-           own_floats(v, &s->bytes_scale, v->dot, halves / 32, err) &&
+           own_floats(v, &s->bytes[0], v->dot, halves / 4 * 3, err) &&
+           own_floats(v, &s->bytes[1], v->dot, halves / 4 * 3, err) &&
            own_floats(v, &s->absorbed, tokens, absorbed, err) &&
            own_floats(v, &s->summed, tokens, summed, err) &&
            own_floats(v, &s->hidden, 1, hidden > experts ? hidden : experts, err) &&
            own_floats(v, &s->part, used, s->ld_x, err) &&
            own_floats(v, &s->router, tokens, vulkan_ld(m->n_expert), err) &&
            own_floats(v, &s->parts, 1, parts_room(v), err) &&
-           own_floats(v, &s->groups, 1, 4 + 3 * (used / 64 + (size_t)m->n_expert + 1) + used,
-                      err) &&
+           own_floats(v, &s->groups, 1, 4 + 3 * (used / 8 + (size_t)m->n_expert + 1) + used, err) &&
            own_floats(v, &s->chosen, 1, used, err) && own_floats(v, &s->weights, 1, used, err) &&
            own_floats(v, &s->logits, outs, (size_t)vulkan_logits_width(v), err);
 }

@@ -13,6 +13,16 @@ static void mix(uint64_t *hash, uint64_t x)
     *hash ^= *hash >> 29;
 }
 
+/* A bound of all sequences' lengths: a power of two, so that a recording serves many steps. */
+static int reach_of(const struct batch *b)
+{
+    int reach = 128;
+    for (int i = 0; i < b->n_seqs; i++)
+        while (reach < b->kv_len[i] && reach < 1 << 30)
+            reach *= 2;
+    return reach;
+}
+
 /* A hash of all that a command buffer depends on beside the network. */
 static uint64_t shape_of(const struct vulkan *v, const struct batch *b)
 {
@@ -20,6 +30,7 @@ static uint64_t shape_of(const struct vulkan *v, const struct batch *b)
     mix(&h, (uint64_t)b->n_tokens);
     mix(&h, (uint64_t)b->n_seqs);
     mix(&h, (uint64_t)b->n_out);
+    mix(&h, (uint64_t)v->reach);
     mix(&h, (uint64_t)(b->keep * 4 + (b->from != NULL) * 2 + (b->n_embeds > 0)));
     mix(&h, (uint64_t)v->loras.n_uses);
     mix(&h, v->loras.n_uses ? v->loras.epoch : 0);
@@ -130,6 +141,8 @@ void vulkan_begin(struct backend *be, const struct batch *b)
     v->batch = *b;
     v->replayed = v->narrow = v->angles = false;
     v->pending = NULL;
+    v->bytes_at = v->bytes_of = 0;
+    v->reach = reach_of(b);
     v->rows = b->n_tokens;
     vulkan_lora_begin(v);
     v->shape = shape_of(v, b);

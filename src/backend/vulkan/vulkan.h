@@ -29,7 +29,8 @@
     X(GEMM_COOP, gemm_coop) X(SAMPLE_PROBS, sample_probs) X(SAMPLE_MASK, sample_mask)              \
     X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
     X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw) X(LORA_A, lora_a)                \
-    X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join)                \
+    X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join) X(ADD_BYTES, add_bytes)           \
+    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop)                                              \
     X(BYTES, bytes) X(GEMV_DOT, gemv_dot)
 /* clang-format on */
 
@@ -117,9 +118,9 @@ struct vulkan_scratch {
     uint64_t groups;           /* the rows of each expert (shaders/tiles.glsl) */
     uint64_t half, half_scale; /* a product's inputs as fp16, and what their rows were divided by */
     uint32_t ld_half;
-    uint64_t bytes, bytes_scale; /* a product's inputs as bytes, and factors of 32 of them */
-    uint64_t absorbed, summed;   /* latent attention: queries and sums of latents, of every head */
-    uint64_t *ropes;             /* (n_ropes): cos and sin of every row */
+    uint64_t bytes[2]; /* a product's inputs for integer dot products (shaders/bytes.glsl) */
+    uint64_t absorbed, summed; /* latent attention: queries and sums of latents, of every head */
+    uint64_t *ropes;           /* (n_ropes): cos and sin of every row */
     uint64_t *freqs, *planes;
     uint32_t ld_x, ld_qkv, ld_heads, ld_hidden, ld_gate, ld_expert;
 };
@@ -146,8 +147,10 @@ struct sampling_layout {
 
 enum {
     VULKAN_MAX_PICKS = 16,
-    VULKAN_CONSTANTS = 33
-}; /* a kernel's constants are below the latter */
+    VULKAN_ATTN_PICKS = 3,
+    VULKAN_FIRST = 33, /* a kernel's constants are below these */
+    VULKAN_SECOND = 129
+};
 
 struct vulkan {
     struct backend be;
@@ -161,10 +164,12 @@ struct vulkan {
     VkPhysicalDeviceMemoryProperties memory_types;
     size_t max_allocation;
     uint32_t max_groups[3]; /* workgroups of a dispatch */
+    uint32_t shared;        /* bytes of shared memory */
     bool full_subgroups;
-    bool coop; /* cooperative matrices of 16 x 16 x 16, fp16 with sums of floats */
-    bool dot;  /* integer dot products of four bytes */
-    uint32_t subgroup;
+    bool coop;               /* cooperative matrices of 16 x 16 x 16, fp16 with sums of floats */
+    bool dot;                /* integer dot products of four bytes */
+    bool shuffle;            /* values pass between invocations of a subgroup */
+    uint32_t subgroup, wide; /* wide: invocations of a workgroup of WIDE kernels */
 
     pthread_mutex_t lock; /* blocks, copies, the queue */
     struct vulkan_block *blocks;
@@ -176,7 +181,7 @@ struct vulkan {
     VkFence copy_fence;
 
     VkPipelineLayout layout;
-    VkPipeline pipelines[N_KERNELS][VULKAN_CONSTANTS][VULKAN_CONSTANTS];
+    VkPipeline pipelines[N_KERNELS][VULKAN_FIRST][VULKAN_SECOND];
     uint64_t grid; /* points of the IQ formats */
 
     const struct network *net;
@@ -200,10 +205,12 @@ struct vulkan {
     struct vulkan_recording *keep; /* the recording that cmd becomes */
     uint64_t shape;                /* of the current step */
     int next_recording, rows;      /* rows: of the stream */
+    int reach;                     /* no sequence of the step is longer */
     bool narrow, apart, dirty, replayed;
     bool parallel;               /* a block reads the stream that the one before read */
     const struct block *pending; /* its result is not added to the stream yet; NULL = none */
-    bool grouped;                /* the layer's rows are listed by expert */
+    uint32_t grouped; /* the layer's rows are listed by expert, in tiles of so many; 0 = not */
+    uint64_t bytes_at, bytes_of; /* scratch.bytes has the rows that lie here; 0 = none */
     bool angles;                 /* cos and sin of the step's rows are enqueued */
 
     /* the profile: timestamps of the step, and the stage that begins at each */
@@ -213,7 +220,7 @@ struct vulkan {
     uint8_t stages[VULKAN_STAMPS];
 
     char *forced; /* STEEL_PICK */
-    uint64_t runs[VULKAN_MAX_PICKS];
+    uint64_t runs[VULKAN_MAX_PICKS], attn_runs[VULKAN_ATTN_PICKS];
 };
 
 static inline struct vulkan *vulkan_self(struct backend *be)
@@ -370,15 +377,39 @@ uint32_t vulkan_mix_latent(struct vulkan *v, const struct mixer *m,
 bool vulkan_state_supported(const struct mixer *m, int i, struct error *err);
 void vulkan_mix_state(struct vulkan *v, const struct mixer *m, int layer);
 void vulkan_mixer(struct backend *be, const struct mixer *m, int layer);
-/* Runs attention. args: without splits and parts. format_k, format_v: of the cache. */
-void vulkan_attend(struct vulkan *v, struct attn_args *args, uint32_t format_k, uint32_t format_v);
 void vulkan_mlp(struct backend *be, const struct mlp *m, int layer);
 
+/* attend.c: runs attention. args: without splits, parts and bytes. format_k, format_v: of the cache. */
+void vulkan_attend(struct vulkan *v, struct attn_args *args, uint32_t format_k, uint32_t format_v);
+bool vulkan_attn_pick_info(const struct vulkan *v, int i, struct pick_info *out);
+
+/* dot.c */
+bool vulkan_dot_fits(const struct vulkan *v, const struct product *p);
+void vulkan_run_dot(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                    struct product_args *unused);
+void vulkan_run_dot_tiles(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                          struct product_args *listed);
+/* y = act(gate, up) of a product of both, in one kernel. false: no such kernel fits, and nothing was done. act: the kernels'
+ * number. */
+bool vulkan_product_act(struct vulkan *v, const struct product *p, const struct ffn *f, uint act);
+/* to = the weighted sum of each token's `used` experts. false: as above. */
+bool vulkan_product_combined(struct vulkan *v, const struct product *p, uint32_t used, uint64_t to);
+/* Where a kernel that writes `rows` rows of `width` values puts them once more as inputs of an integer dot product; 0 = nowhere.
+ * After its dispatch vulkan_has_bytes(v, the rows' address). */
+uint64_t vulkan_bytes(const struct vulkan *v, int rows, int width);
+void vulkan_has_bytes(struct vulkan *v, uint64_t x, uint64_t bytes);
+
 /* pick.c */
+/* Lists a product's rows by expert in tiles of `tile`, once a layer, and sets args->chosen. Returns a bound of the number of tiles. */
+uint32_t vulkan_group(struct vulkan *v, const struct product *p, struct product_args *args,
+                      uint32_t tile);
+bool vulkan_picks_dot(struct vulkan *v, const struct product *p); /* counts it, too */
+bool vulkan_is_forced(const struct vulkan *v, const char *name,
+                      bool without); /* STEEL_PICK lists it, or -name */
 void vulkan_product(struct vulkan *v, const struct product *p);
 /* Whether cooperative matrices compute this product: of formats whose values fp16 has. */
 /* Parts into which the keys of few rows are split, so that a large GPU is full; 1 = none. */
-enum { VULKAN_SPLITS = 16 };
+enum { VULKAN_SPLITS = 32 };
 uint32_t vulkan_splits(int rows, int heads);
 bool vulkan_coop_fits(const struct vulkan *v, const struct vulkan_segment *g);
 bool vulkan_pick_info(struct backend *be, int i, struct pick_info *out);

@@ -1,70 +1,39 @@
 #version 460
-/* Activations: h[i] = act(h[i], h[width + i]). */
+/* Activations: h[i] = act(h[i], h[width + i]). With `bytes` an invocation computes 16 values. */
 #include "common.glsl"
+#include "act.glsl"
+#include "bytes.glsl"
 
 layout(push_constant) uniform Push { act_args p; };
 
-float gelu_tanh(float x)
-{
-    return 0.5 * x * (1 + tanh_of(0.7978845608 * (x + 0.044715 * x * x * x)));
-}
-
-/* erf, to 1.2e-7 of 1 */
-float erf_of(float x)
-{
-    float t = 1 / (1 + 0.5 * abs(x));
-    float s = t * (0.37409196 + t * (0.09678418 + t * (-0.18628806 + t * (0.27886807 +
-              t * (-1.13520398 + t * (1.48851587 + t * (-0.82215223 + t * 0.17087277)))))));
-    float v = 1 - t * exp(-x * x - 1.26551223 + t * (1.00002368 + s));
-    return x >= 0 ? v : -v;
-}
-
-float gelu(float x)
-{
-    return 0.5 * x * (1 + erf_of(x * 0.7071067812));
-}
-
-float expm1_of(float x)
-{
-    return abs(x) < 0.03 ? x * (1 + x * (0.5 + x * (1.0 / 6 + x / 24))) : exp(x) - 1;
-}
-
 float apply(float g, float u)
 {
-    switch (p.act) {
-    case KERNEL_ACT_SILU:
-        return g * sigmoid(g) * u;
-    case KERNEL_ACT_GELU_TANH:
-        return gelu_tanh(g) * u;
-    case KERNEL_ACT_GELU:
-        return gelu(g) * u;
-    case KERNEL_ACT_SWIGLU_CLAMP:
-        g = min(g, p.limit);
-        return g * sigmoid(p.alpha * g) * (clamp(u, -p.limit, p.limit) + 1);
-    case KERNEL_ACT_SILU_CLAMP:
-        g = min(g, p.limit);
-        return g * sigmoid(g) * clamp(u, -p.limit, p.limit);
-    case KERNEL_ACT_SILU_LIMIT:
-        return min(g * sigmoid(g), p.limit) * clamp(u, -p.limit, p.limit);
-    case KERNEL_ACT_RELU2:
-        return g > 0 ? g * g * u : 0;
-    case KERNEL_ACT_PLAIN_RELU2:
-        return g > 0 ? g * g : 0;
-    case KERNEL_ACT_PLAIN_XIELU:
-        return p.beta * g + (g > 0 ? p.alpha * g * g : p.limit * (expm1_of(g) - g));
-    case KERNEL_ACT_PLAIN_GELU:
-        return gelu(g);
-    case KERNEL_ACT_PLAIN_GELU_TANH:
-        return gelu_tanh(g);
-    case KERNEL_ACT_PLAIN_QUICK_GELU:
-        return g * sigmoid(1.702 * g);
-    default:
-        return g;
-    }
+    return activation_of(g, u, p.act, p.alpha, p.limit, p.beta);
+}
+
+void whole_units()
+{
+    uint units = p.width / 16;
+    for (uint r = gl_WorkGroupID.y; r < p.rows; r += gl_NumWorkGroups.y)
+        for (uint u = gl_WorkGroupID.x * THREADS + TID; u < units; u += gl_NumWorkGroups.x * THREADS) {
+            uint64_t h = p.h + 4 * (uint64_t(r) * p.ldh + 16 * u);
+            sixteen a = load_sixteen(h), b = a;
+            if (p.act < KERNEL_ACT_PLAIN_RELU2)
+                b = load_sixteen(h + 4 * p.width);
+            for (uint i = 0; i < 4; i++)
+                for (uint k = 0; k < 4; k++)
+                    a.v[i][k] = apply(a.v[i][k], b.v[i][k]);
+            store_sixteen(h, a);
+            put_bytes(p.bytes, uint64_t(r) * units + u, a);
+        }
 }
 
 void main()
 {
+    if (p.bytes != 0) {
+        whole_units();
+        return;
+    }
     for (uint r = gl_WorkGroupID.y; r < p.rows; r += gl_NumWorkGroups.y)
         for (uint i = gl_WorkGroupID.x * THREADS + TID; i < p.width; i += gl_NumWorkGroups.x * THREADS) {
             Floats h = floats(p.h, uint64_t(r) * p.ldh);

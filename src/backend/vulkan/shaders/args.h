@@ -83,6 +83,16 @@ struct product_args {
     uint group_len, x_div, n_own, expert_first, n_all_out, cycle;
 };
 
+/* gemv_dot: as a product, of inputs as bytes (bytes.glsl). Pairs: y[r][o] = act(w[o] . x, pair[o] . x), once more as bytes;
+ * first: an expert's rows in the segment. Combined: y[t] = sum over k of weights[t][k] * (x[t][k] . w of expert
+ * chosen[t][k]); x_div: the experts of a token. */
+struct dot_args {
+    ADDRESS w, pair, x, y, bias, chosen, weights, bytes;
+    uint n_in, n_out, row_words, tail, rows, ldx, ldy, first;
+    uint x_div, n_own, expert_first, n_all_out, act;
+    float alpha, limit, beta;
+};
+
 /* x[r] = scale * row of the table, or a given row, or zeros; add: x[r] += row `index`[r] + offset. */
 struct embed_args {
     ADDRESS w, x, perm, grid, step, embeds, chosen; /* chosen: the tokens of the step before */
@@ -99,9 +109,9 @@ struct norm_args {
     float eps;
 };
 
-/* x[r] = sum(x[r] + scale * out(y[r])); n[r] = in(x[r]), if n is not 0 */
+/* x[r] = sum(x[r] + scale * out(y[r])); n[r] = in(x[r]), if n is not 0. bytes: n once more, for integer dot products; 0 = not. */
 struct add_args {
-    ADDRESS x, y, out_gain, out_bias, sum_gain, sum_bias, n, in_gain, in_bias;
+    ADDRESS x, y, out_gain, out_bias, sum_gain, sum_bias, n, in_gain, in_bias, bytes;
     uint width, rows, ldx, ldy, out_kind, sum_kind;
     float out_eps, sum_eps, scale, in_eps;
     uint in_kind, ldn;
@@ -129,7 +139,8 @@ struct heads_args {
 #define HEADS_INTERLEAVED 4 /* pairs lie side by side: they move apart */
 
 struct attn_args {
-    ADDRESS step, q, k, v, a, sinks, gate, parts; /* parts: sums of splits */
+    ADDRESS step, q, k, v, a, sinks, gate, parts,
+        bytes; /* parts: sums of splits; bytes: a once more, for integer dot products */
     uint n_heads, n_kv_heads, k_dim, v_dim, page_len, ldq, lda, window;
     uint flags, ld_gate, gate_stride, splits;
     float scale, softcap;
@@ -168,7 +179,7 @@ struct gate_args {
 
 /* h[r][i] = act(h[r][i], h[r][width + i]) */
 struct act_args {
-    ADDRESS h;
+    ADDRESS h, bytes; /* bytes: the result once more, for integer dot products */
     uint width, rows, ldh, act;
     float alpha, limit, beta;
 };
@@ -240,7 +251,7 @@ struct half_args {
 
 struct group_args {
     ADDRESS chosen, to;
-    uint rows, n_own, expert_first, list_at;
+    uint rows, n_own, expert_first, list_at, tile; /* tile: most rows of one */
 };
 
 struct spread_args {

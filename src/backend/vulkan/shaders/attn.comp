@@ -10,30 +10,11 @@
 layout(constant_id = 0) const uint K_TYPE = FORMAT_F16;
 layout(constant_id = 1) const uint V_TYPE = FORMAT_F16;
 layout(push_constant) uniform Push { attn_args p; };
+#include "attn_keys.glsl"
 #include "attn_out.glsl"
 
 shared float weight[THREADS];
 shared vec4 part[2 * THREADS];
-
-/* [x, y]: the keys that the row sees */
-ivec2 keys_of(Ints step, uint t, uint seq)
-{
-    int pos = step.v[step.v[STEP_POS] + t], end = step.v[step.v[STEP_KV_LEN] + seq] - 1;
-    int window = int(p.window), first = window > 0 ? max(pos - window + 1, 0) : 0, last = pos;
-    if ((p.flags & ATTN_CHUNKED) != 0)
-        first = pos - pos % window;
-    if ((p.flags & ATTN_BIDIRECTIONAL) != 0)
-        last = window > 0 ? min(pos + window - 1, end) : end;
-    bool only = (p.flags & ATTN_SPAN_ONLY) != 0;
-    if ((only || (p.flags & ATTN_SPAN_ALSO) != 0) && step.v[STEP_HAS_SPANS] != 0) {
-        int from = step.v[step.v[STEP_SPANS] + 2 * t], to = step.v[step.v[STEP_SPANS] + 2 * t + 1];
-        if (from < to) {
-            first = only ? from : min(from, first);
-            last = only ? to - 1 : max(to - 1, last);
-        }
-    }
-    return ivec2(first, last);
-}
 
 /* Leaves the sum of values in q, and returns the largest score and the sum of weights. The workgroup has the chunks of keys
  * part, part + splits and so on. */

@@ -1,4 +1,6 @@
 /* The result of attention for a row and head: the sum of values in q becomes their mean, rotated back and gated. */
+#include "bytes.glsl"
+
 const uint MAX_DIM = 1024;
 shared float q[MAX_DIM];
 
@@ -33,5 +35,17 @@ void attn_out(uint t, uint h, bool padding, float total)
         if (p.gate != 0)
             v *= sigmoid(floats(p.gate, uint64_t(t) * p.ld_gate + h * p.gate_stride).v[i]);
         to.v[i] = v;
+        if (p.bytes != 0)
+            q[i] = v;
+    }
+    if (p.bytes == 0)
+        return;
+    barrier();
+    uint units = p.v_dim / 16;
+    for (uint u = TID; u < units; u += THREADS) {
+        sixteen x;
+        for (uint i = 0; i < 4; i++)
+            x.v[i] = vec4(q[16 * u + 4 * i], q[16 * u + 4 * i + 1], q[16 * u + 4 * i + 2], q[16 * u + 4 * i + 3]);
+        put_bytes(p.bytes, (uint64_t(t) * p.n_heads + h) * units + u, x);
     }
 }

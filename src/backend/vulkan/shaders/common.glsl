@@ -12,9 +12,17 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Ve
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Pairs { uvec2 v[]; };
 
-/* Every workgroup has 128 invocations, which every device allows. */
+/* Workgroups have 128 invocations, which every device allows. Those of WIDE kernels have more where the device allows it,
+ * and kernels that name their number run on other devices not at all. */
+#ifdef WIDE
+layout(local_size_x_id = 2) in;
+#define THREADS gl_WorkGroupSize.x
+#else
+#ifndef THREADS
 #define THREADS 128
+#endif
 layout(local_size_x = THREADS) in;
+#endif
 #define TID gl_LocalInvocationID.x
 
 /* The workgroup's number, however its grid is folded. */
@@ -28,8 +36,8 @@ Floats floats(uint64_t base, uint64_t at)
     return Floats(base + 4 * at);
 }
 
-/* Subgroups have 4 invocations or more. */
-shared float reduce_part[THREADS / 4];
+/* Subgroups have 4 invocations or more, workgroups at most 256. */
+shared float reduce_part[64];
 
 /* The sum over the workgroup, on all its invocations. */
 float group_sum(float x)

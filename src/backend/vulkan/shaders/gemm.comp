@@ -8,6 +8,8 @@
 
 layout(push_constant) uniform Push { product_args p; };
 
+layout(constant_id = 1) const uint GROUPED = 0;
+const uint TILE = 64;
 #include "tiles.glsl"
 
 const uint DEEP = 16;

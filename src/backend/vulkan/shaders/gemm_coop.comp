@@ -1,25 +1,26 @@
 #version 460
 /*
- * y = x W^T + bias for many rows on cooperative matrices (VK_NV_cooperative_matrix) of 16 x 16 x 16, fp16 with sums of
- * floats. A workgroup of four subgroups computes a tile of 64 outputs of 64 rows, a subgroup 32 x 32 of it. Weights are
- * decoded to fp16 in shared memory, 32 columns at a time. x: rows of half.comp. GROUPED: the rows of a tile have one
- * expert.
+ * y = x W^T + bias for many rows on cooperative matrices. A workgroup of eight subgroups computes a tile of 128 outputs of ROWS
+ * rows, a subgroup FRAGS * 16 outputs of 32 rows. Weights are decoded to fp16 in shared memory, 32 columns at a time, while
+ * the columns before are multiplied. x: rows of half.comp. GROUPED: the rows of a tile have one expert (tiles.glsl).
  */
-#extension GL_NV_cooperative_matrix : require
-#extension GL_KHR_memory_scope_semantics : require
-#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#define THREADS 256
 #include "common.glsl"
 #include "formats.glsl"
+#include "coop.glsl"
 
+layout(constant_id = 1) const uint SHAPE = 0; /* 0 to 2: tiles of 32, 64 or 128 rows; 4 more: grouped */
+const uint GROUPED = SHAPE / 4;
+const uint TILE = 32 << (SHAPE & 3u);
 layout(push_constant) uniform Push { product_args p; };
 
 #include "tiles.glsl"
 
-const uint DEEP = 32;
+const uint OUTS = 128, DEEP = 32, FRAGS = 1 << (SHAPE & 3u);
 const uint LD = DEEP / 8 + 1; /* uvec4 per row, one of them unused: rows begin in other banks */
-shared uvec4 ws[TILE * LD];
-shared uvec4 xs[TILE * LD];
-shared float ys[TILE * TILE];
+const uint HELD = (TILE * DEEP / 8 + THREADS - 1) / THREADS; /* uvec4 of x that an invocation copies */
+shared uvec4 ws[2][OUTS * LD];
+shared uvec4 xs[2][TILE * LD];
 
 uvec4 packed(eight v)
 {
@@ -28,54 +29,76 @@ uvec4 packed(eight v)
 
 void main()
 {
-    uint o0 = group_id() * TILE;
+    uint o0 = group_id() * OUTS;
     tile_rows t = tile_of(gl_WorkGroupID.z, p.chosen, p.rows);
     if (t.n == 0)
         return;
     row_layout l = row_layout(p.tail, p.group_len, p.n_in, p.grid);
-    uint mine = TID / 2, side = TID % 2 * 2; /* two units of a row of each */
+    uint mine = TID / 2, side = TID % 2 * 2; /* two units of a row of weights */
     uint64_t row = uint64_t(t.expert) * p.n_out + min(o0 + mine, p.n_out - 1);
-    uint64_t w = p.w + 4 * row * p.row_words;
-    uint64_t x = p.x + 2 * uint64_t(tile_row(t, min(mine, t.n - 1)) / p.x_div) * p.ldx;
-    uint so = gl_SubgroupID % 2 * 32, sr = gl_SubgroupID / 2 * 32;
-    fcoopmatNV<32, gl_ScopeSubgroup, 16, 16> sum[2][2];
-    for (uint i = 0; i < 2; i++)
+    Words w = Words(p.w + 4 * row * p.row_words);
+    Quads x[HELD];
+    for (uint i = 0; i < HELD; i++) {
+        uint r = min((TID + i * THREADS) / (DEEP / 8), t.n - 1);
+        x[i] = Quads(p.x + 2 * uint64_t(tile_row(t, r) / p.x_div) * p.ldx);
+    }
+    uint so = gl_SubgroupID / (TILE / 32) * FRAGS * 16, sr = gl_SubgroupID % (TILE / 32) * 32;
+    SUM sum[FRAGS][2];
+    for (uint i = 0; i < FRAGS; i++)
         for (uint j = 0; j < 2; j++)
-            sum[i][j] = fcoopmatNV<32, gl_ScopeSubgroup, 16, 16>(0.0);
-    for (uint k = 0; k < p.n_in; k += DEEP) {
-        uvec4 wu[2], xu[2];
+            sum[i][j] = SUM(0.0);
+    uvec4 wu[2], xu[HELD]; /* of the next columns */
+    for (uint k = 0, now = 0;; k += DEEP, now ^= 1) {
         for (uint i = 0; i < 2; i++) {
             uint u = k / 8 + side + i;
-            bool in_row = 8 * u < p.n_in;
-            wu[i] = in_row ? packed(decode(Words(w), u, l)) : uvec4(0);
-            xu[i] = in_row ? Quads(x).v[u] : uvec4(0);
+            wu[i] = 8 * u < p.n_in ? packed(decode(w, u, l)) : uvec4(0);
         }
-        barrier();
-        for (uint i = 0; i < 2; i++) {
-            ws[mine * LD + side + i] = wu[i];
-            xs[mine * LD + side + i] = xu[i];
+        for (uint i = 0; i < HELD; i++) {
+            uint u = k / 8 + (TID + i * THREADS) % (DEEP / 8);
+            xu[i] = 8 * u < p.n_in ? x[i].v[u] : uvec4(0);
         }
-        barrier();
-        for (uint d = 0; d < DEEP / 8; d += 2) {
-            fcoopmatNV<16, gl_ScopeSubgroup, 16, 16> a[2], b[2];
-            for (uint i = 0; i < 2; i++) {
-                coopMatLoadNV(a[i], ws, (so + 16 * i) * LD + d, LD, false);
-                coopMatLoadNV(b[i], xs, (sr + 16 * i) * LD + d, LD, true);
-            }
-            for (uint i = 0; i < 2; i++)
+        if (k > 0)
+            for (uint d = 0; d < DEEP / 8; d += 2) {
+                LEFT a[FRAGS];
+                RIGHT b[2];
+                for (uint i = 0; i < FRAGS; i++)
+                    coopMatLoadNV(a[i], ws[now ^ 1], (so + 16 * i) * LD + d, LD, false);
                 for (uint j = 0; j < 2; j++)
-                    sum[i][j] = coopMatMulAddNV(a[i], b[j], sum[i][j]);
+                    coopMatLoadNV(b[j], xs[now ^ 1], (sr + 16 * j) * LD + d, LD, true);
+                for (uint i = 0; i < FRAGS; i++)
+                    for (uint j = 0; j < 2; j++)
+                        sum[i][j] = coopMatMulAddNV(a[i], b[j], sum[i][j]);
+            }
+        if (k >= p.n_in)
+            break;
+        for (uint i = 0; i < 2; i++)
+            ws[now][mine * LD + side + i] = wu[i];
+        for (uint i = 0; i < HELD; i++) {
+            uint at = TID + i * THREADS;
+            if (at < TILE * DEEP / 8)
+                xs[now][at / (DEEP / 8) * LD + at % (DEEP / 8)] = xu[i];
         }
+        barrier();
     }
-    for (uint i = 0; i < 2; i++)
-        for (uint j = 0; j < 2; j++)
-            coopMatStoreNV(sum[i][j], ys, (sr + 16 * j) * TILE + so + 16 * i, TILE, true);
     barrier();
-    for (uint i = TID; i < TILE * TILE; i += THREADS) {
-        uint r = tile_row(t, min(i / TILE, t.n - 1)), o = o0 + i % TILE;
-        if (i / TILE < t.n && o < p.n_out)
-            Floats(p.y + 4 * (uint64_t(r) * p.ldy + p.first)).v[o] =
-                ys[i] * Floats(p.scale).v[r / p.x_div] +
-                (p.bias != 0 ? Floats(p.bias).v[t.expert * p.n_all_out + p.first + o] : 0);
-    }
+    /* Each subgroup has room for one matrix of floats: 16 outputs of each of 16 rows. */
+    uint room = gl_SubgroupID * 64;
+    for (uint i = 0; i < FRAGS; i++)
+        for (uint j = 0; j < 2; j++) {
+            coopMatStoreNV(sum[i][j], ws[0], room, 4, true);
+            subgroupMemoryBarrierShared();
+            subgroupBarrier();
+            for (uint at = gl_SubgroupInvocationID; at < 64; at += gl_SubgroupSize) {
+                uint in_tile = sr + 16 * j + at / 4, o = o0 + so + 16 * i + at % 4 * 4;
+                if (in_tile >= t.n)
+                    continue;
+                uint r = tile_row(t, in_tile);
+                vec4 v = uintBitsToFloat(ws[0][room + at]) * Floats(p.scale).v[r / p.x_div];
+                Floats y = Floats(p.y + 4 * (uint64_t(r) * p.ldy + p.first));
+                for (uint n = 0; n < 4; n++)
+                    if (o + n < p.n_out)
+                        y.v[o + n] = v[n] + (p.bias != 0 ? Floats(p.bias).v[t.expert * p.n_all_out + p.first + o + n] : 0);
+            }
+            subgroupBarrier();
+        }
 }

@@ -1,10 +1,10 @@
 #version 460
-/* Lists the rows of each expert, and cuts them into tiles of up to 64 (tiles.glsl). One workgroup. */
+/* Lists the rows of each expert, and cuts them into tiles (tiles.glsl). One workgroup. */
 #include "common.glsl"
 
 layout(push_constant) uniform Push { group_args p; };
 
-const uint MAX_EXPERTS = 1024, TILE = 64;
+const uint MAX_EXPERTS = 1024;
 shared uint count[MAX_EXPERTS];
 shared uint first[MAX_EXPERTS];
 
@@ -24,10 +24,10 @@ void main()
         uint at = 0, tiles = 0;
         for (uint e = 0; e < p.n_own; e++) {
             first[e] = at;
-            for (uint i = 0; i < count[e]; i += TILE) {
+            for (uint i = 0; i < count[e]; i += p.tile) {
                 to.v[4 + 3 * tiles] = e;
                 to.v[5 + 3 * tiles] = at + i;
-                to.v[6 + 3 * tiles++] = min(TILE, count[e] - i);
+                to.v[6 + 3 * tiles++] = min(p.tile, count[e] - i);
             }
             at += count[e];
         }

@@ -51,8 +51,11 @@ void kv_eight(uint type, uint64_t tile, uint page_len, uint dim, uint off, uint 
     }
     if (type == FORMAT_F16 || type == FORMAT_BF16) {
         uvec4 v = uvec4(0);
-        for (uint i = 0; i < 4 && 8 * u + 2 * i < dim; i++)
-            v[i] = w.v[4 * u + i];
+        if ((dim & 7u) == 0)
+            v = Quads(row).v[u];
+        else
+            for (uint i = 0; i < 4 && 8 * u + 2 * i < dim; i++)
+                v[i] = w.v[4 * u + i];
         if (type == FORMAT_F16) {
             a = vec4(unpackHalf2x16(v.x), unpackHalf2x16(v.y));
             b = vec4(unpackHalf2x16(v.z), unpackHalf2x16(v.w));

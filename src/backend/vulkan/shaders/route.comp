@@ -7,43 +7,31 @@ layout(push_constant) uniform Push { route_args p; };
 const uint MAX_EXPERTS = 1024, MAX_GROUPS = 64, NONE = 0xffffffffu;
 shared float value[MAX_EXPERTS]; /* what weights are made of */
 shared float key[MAX_EXPERTS];
-shared float best_part[THREADS / 4];
-shared uint index_part[THREADS / 4];
 shared float group_score[MAX_GROUPS];
-shared uint taken[MAX_EXPERTS / 32];
+shared uint order[MAX_EXPERTS]; /* key as an integer of the same order */
+shared uint best[MAX_EXPERTS];  /* experts by falling key */
 
-bool is_taken(uint e)
+/* Integers in the order of floats. 0 and -0 are equal. */
+uint ordered(float f)
 {
-    return (taken[e / 32] >> (e & 31u) & 1u) != 0;
+    uint u = floatBitsToUint(f + 0.0);
+    return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
 }
 
-/* Index of the largest key not taken yet, the first of equal ones. */
-uint best_key()
+/* An expert's place is the number of experts with a larger key, or an equal one and a lower index. */
+void sort_best()
 {
-    float best = -1.0 / 0.0;
-    uint at = NONE;
-    for (uint i = TID; i < p.n_expert; i += THREADS)
-        if (!is_taken(i) && (at == NONE || key[i] > best)) {
-            best = key[i];
-            at = i;
-        }
-    float top = subgroupMax(at == NONE ? -1.0 / 0.0 : best);
-    uint first = subgroupMin(at != NONE && best == top ? at : NONE);
+    for (uint e = TID; e < p.n_expert; e += THREADS)
+        order[e] = ordered(key[e]);
     barrier();
-    if (subgroupElect()) {
-        best_part[gl_SubgroupID] = top;
-        index_part[gl_SubgroupID] = first;
+    for (uint e = TID; e < p.n_expert; e += THREADS) {
+        uint mine = order[e], before = 0;
+        for (uint i = 0; i < p.n_expert; i++)
+            before += uint(order[i] > mine || (order[i] == mine && i < e));
+        if (before < p.n_used)
+            best[before] = e;
     }
     barrier();
-    best = best_part[0];
-    at = index_part[0];
-    for (uint i = 1; i < gl_NumSubgroups; i++)
-        if (index_part[i] != NONE &&
-            (at == NONE || best_part[i] > best || (best_part[i] == best && index_part[i] < at))) {
-            best = best_part[i];
-            at = index_part[i];
-        }
-    return at;
 }
 
 /* Experts outside the best groups get a key of -inf. */
@@ -76,8 +64,6 @@ void main()
 {
     for (uint r = group_id(); r < p.rows; r += gl_NumWorkGroups.x * gl_NumWorkGroups.y) {
         Floats l = floats(p.logits, uint64_t(r) * p.ld);
-        for (uint i = TID; i < MAX_EXPERTS / 32; i += THREADS)
-            taken[i] = 0;
         float top = -1.0 / 0.0, total = 0;
         for (uint e = TID; e < p.n_expert; e += THREADS)
             top = max(top, l.v[e]);
@@ -99,33 +85,21 @@ void main()
         barrier();
         if (p.n_groups > 1)
             keep_groups();
-        float kept = 0, most = 0;
-        for (uint k = 0; k < p.n_used; k++) {
-            uint e = best_key();
-            barrier();
-            float v = value[e];
-            if (k == 0)
-                most = v;
-            if (p.kind == ROUTE_SOFTMAX_TOP) /* softmax over the chosen */
-                v = exp(v - most);
-            kept += v;
-            if (TID == 0) {
-                Words(p.chosen).v[r * p.n_used + k] = e;
-                Floats(p.weights).v[r * p.n_used + k] = v;
-                taken[e / 32] |= 1u << (e & 31u);
-            }
-            barrier();
+        sort_best();
+        float most = value[best[0]], kept = 0;
+        bool among = p.kind == ROUTE_SOFTMAX_TOP; /* softmax over the chosen */
+        for (uint k = 0; k < p.n_used; k++)
+            kept += among ? exp(value[best[k]] - most) : value[best[k]];
+        for (uint k = TID; k < p.n_used; k += THREADS) {
+            float v = among ? exp(value[best[k]] - most) : value[best[k]];
+            if (p.renorm != 0 || among)
+                v /= kept;
+            v *= p.scale;
+            if (p.expert_scale != 0)
+                v *= Floats(p.expert_scale).v[best[k]];
+            Words(p.chosen).v[r * p.n_used + k] = best[k];
+            Floats(p.weights).v[r * p.n_used + k] = v;
         }
-        if (TID == 0)
-            for (uint k = 0; k < p.n_used; k++) {
-                float v = Floats(p.weights).v[r * p.n_used + k];
-                if (p.renorm != 0 || p.kind == ROUTE_SOFTMAX_TOP)
-                    v /= kept;
-                v *= p.scale;
-                if (p.expert_scale != 0)
-                    v *= Floats(p.expert_scale).v[Words(p.chosen).v[r * p.n_used + k]];
-                Floats(p.weights).v[r * p.n_used + k] = v;
-            }
         barrier();
     }
 }

@@ -1,10 +1,8 @@
 /*
- * Which rows a tile of a product has: 64 adjacent ones, or with GROUPED those of one expert, as group.comp lists them
+ * Which rows a tile of a product has: TILE adjacent ones, or with GROUPED those of one expert, as group.comp lists them
  * (words: the number of tiles, where the list of rows begins, then three per tile: expert, first of its rows in the list,
  * rows).
  */
-layout(constant_id = 1) const uint GROUPED = 0;
-const uint TILE = 64;
 
 struct tile_rows {
     uint expert, first, n;
