@@ -14,6 +14,9 @@ bool vulkan_state_supported(const struct mixer *m, int i, struct error *err)
     } else if (m->kind == MIXER_SSM) {
         conv = m->ssm.conv_len;
         depth = m->ssm.state_dim;
+    } else if (m->kind == MIXER_SCAN) {
+        conv = m->scan.conv_len;
+        depth = m->scan.state_dim;
     } else if (m->kind == MIXER_SHORT_CONV) {
         conv = m->short_conv.conv_len;
     }
@@ -26,15 +29,18 @@ bool vulkan_state_supported(const struct mixer *m, int i, struct error *err)
     return true;
 }
 
+static void product_of(struct vulkan *v, const struct weight *w, uint64_t x, uint32_t ldx,
+                       uint64_t to, uint32_t ld)
+{
+    vulkan_product(
+        v,
+        &(struct product){
+            .w = w, .x = x, .y = to, .ldx = ldx, .ldy = ld, .rows = (uint32_t)v->rows, .x_div = 1});
+}
+
 static void product(struct vulkan *v, const struct weight *w, uint64_t to, uint32_t ld)
 {
-    vulkan_product(v, &(struct product){.w = w,
-                                        .x = v->s.n,
-                                        .y = to,
-                                        .ldx = v->s.ld_x,
-                                        .ldy = ld,
-                                        .rows = (uint32_t)v->rows,
-                                        .x_div = 1});
+    product_of(v, w, v->s.n, v->s.ld_x, to, ld);
 }
 
 static void convolve(struct vulkan *v, const struct conv_args *a)
@@ -43,7 +49,7 @@ static void convolve(struct vulkan *v, const struct conv_args *a)
 }
 
 static void gated_norm(struct vulkan *v, const struct norm *n, uint64_t z, uint32_t ldz, int parts,
-                       int width, int gain_stride, bool norm_first)
+                       int width, int gain_stride, bool norm_first, bool plain)
 {
     const struct gnorm_args args = {v->s.a,
                                     z,
@@ -57,7 +63,8 @@ static void gated_norm(struct vulkan *v, const struct norm *n, uint64_t z, uint3
                                     (uint)n->kind,
                                     (uint)gain_stride,
                                     norm_first,
-                                    n->eps};
+                                    n->eps,
+                                    plain};
     vulkan_run(v, KERNEL_GNORM, 0, 0, &args, sizeof args, (uint32_t)parts, args.rows, 1);
 }
 
@@ -97,7 +104,7 @@ static void mix_delta(struct vulkan *v, const struct delta_net *d, uint64_t stat
                                     .beta_scale = d->beta_scale == 0 ? 1 : d->beta_scale};
     vulkan_run(v, KERNEL_DELTA, (uint32_t)(d->k_dim + 7) / 8, 0, &args, sizeof args, args.n_v_heads,
                (uint32_t)v->batch.n_seqs, vulkan_wide(d->v_dim));
-    gated_norm(v, &d->norm, s->q, s->ld_heads, d->n_v_heads, d->v_dim, 0, true);
+    gated_norm(v, &d->norm, s->q, s->ld_heads, d->n_v_heads, d->v_dim, 0, true, false);
 }
 
 /* The parts of the projection times their factors, if there are any. */
@@ -119,16 +126,19 @@ static void mix_ssm(struct vulkan *v, const struct ssm *m, uint64_t state, size_
     const struct vulkan_scratch *s = &v->s;
     int values = m->n_heads * m->head_dim, width = ssm_channels(m);
     int parts = m->n_norms ? m->n_norms : 1;
-    product(v, m->w_in, s->qkv, s->ld_qkv);
+    uint64_t x = s->qkv + 4 * (uint64_t)values;
+    product(v, m->w_in, m->w_z ? x : s->qkv, s->ld_qkv);
+    if (m->w_z)
+        product(v, m->w_z, s->qkv, s->ld_qkv);
     scale_parts(v, m);
     convolve(v, &(struct conv_args){.step = v->s.step,
-                                    .u = s->qkv + 4 * (uint64_t)values,
+                                    .u = x,
                                     .conv = vulkan_address(m->conv),
                                     .bias = vulkan_address(m->conv_bias),
                                     .state = state,
                                     .ld = s->ld_qkv,
                                     .width = (uint)width,
-                                    .conv_len = (uint)m->conv_len,
+                                    .conv_len = m->conv ? (uint)m->conv_len : 1,
                                     .state_len = (uint)len,
                                     .n_seqs = (uint)v->batch.n_seqs});
     const struct ssm_args args = {.step = v->s.step,
@@ -150,8 +160,8 @@ static void mix_ssm(struct vulkan *v, const struct ssm *m, uint64_t state, size_
                                   .dt_max = m->dt_max};
     vulkan_run(v, KERNEL_SSM, (uint32_t)(m->state_dim + 7) / 8, 0, &args, sizeof args, args.n_heads,
                (uint32_t)v->batch.n_seqs, vulkan_wide(m->head_dim));
-    gated_norm(v, &m->norm, s->qkv, s->ld_qkv, parts, values / parts, values / parts,
-               m->norm_first);
+    gated_norm(v, &m->norm, s->qkv, s->ld_qkv, parts, values / parts, values / parts, m->norm_first,
+               m->sigmoid_gate);
 }
 
 static void mix_short(struct vulkan *v, const struct short_conv *m, uint64_t state, size_t len)
@@ -173,6 +183,46 @@ static void mix_short(struct vulkan *v, const struct short_conv *m, uint64_t sta
                                     .is_short = 1});
 }
 
+/* [dt b c] of a row go to scratch.q, dt of each channel to where the result goes. */
+static void mix_scan(struct vulkan *v, const struct scan *m, uint64_t state, size_t len)
+{
+    const struct vulkan_scratch *s = &v->s;
+    int R = m->dt_rank, N = m->state_dim, I = m->n_channels;
+    uint64_t b = s->q + 4 * (uint64_t)R, c = b + 4 * (uint64_t)N;
+    product(v, m->w_in, s->qkv, s->ld_qkv);
+    convolve(v, &(struct conv_args){.step = v->s.step,
+                                    .u = s->qkv,
+                                    .conv = vulkan_address(m->conv),
+                                    .bias = vulkan_address(m->conv_bias),
+                                    .state = state,
+                                    .ld = s->ld_qkv,
+                                    .width = (uint)I,
+                                    .conv_len = (uint)m->conv_len,
+                                    .state_len = (uint)len,
+                                    .n_seqs = (uint)v->batch.n_seqs});
+    product_of(v, m->w_x, s->qkv, s->ld_qkv, s->q, s->ld_heads);
+    vulkan_norm(v, &m->dt_norm, s->q, s->ld_heads, s->q, s->ld_heads, R, v->rows);
+    vulkan_norm(v, &m->b_norm, b, s->ld_heads, b, s->ld_heads, N, v->rows);
+    vulkan_norm(v, &m->c_norm, c, s->ld_heads, c, s->ld_heads, N, v->rows);
+    product_of(v, m->w_dt, s->q, s->ld_heads, s->a, s->ld_heads);
+    const struct scan_args args = {.step = v->s.step,
+                                   .row = s->qkv,
+                                   .low = s->q,
+                                   .decay = vulkan_address(m->decay),
+                                   .skip = vulkan_address(m->skip),
+                                   .state = state + 4 * (uint64_t)(m->conv_len - 1) * (uint64_t)I,
+                                   .to = s->a,
+                                   .ld = s->ld_qkv,
+                                   .ld_low = s->ld_heads,
+                                   .ld_to = s->ld_heads,
+                                   .n_channels = (uint)I,
+                                   .state_dim = (uint)N,
+                                   .dt_rank = (uint)R,
+                                   .state_len = (uint)len};
+    vulkan_run(v, KERNEL_SCAN, (uint32_t)(N + 7) / 8, 0, &args, sizeof args, vulkan_wide(I),
+               (uint32_t)v->batch.n_seqs, 1);
+}
+
 void vulkan_mix_state(struct vulkan *v, const struct mixer *m, int layer)
 {
     uint64_t state = vulkan_address(v->batch.kv[layer].state);
@@ -182,6 +232,8 @@ void vulkan_mix_state(struct vulkan *v, const struct mixer *m, int layer)
         mix_delta(v, &m->delta_net, state, len);
     else if (m->kind == MIXER_SSM)
         mix_ssm(v, &m->ssm, state, len);
+    else if (m->kind == MIXER_SCAN)
+        mix_scan(v, &m->scan, state, len);
     else
         mix_short(v, &m->short_conv, state, len);
 }

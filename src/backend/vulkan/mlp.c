@@ -43,11 +43,19 @@ static uint activation(enum activation act)
 
 static uint router_kind(enum router_kind kind)
 {
-    CHECK(kind == ROUTER_SOFTMAX || kind == ROUTER_SIGMOID || kind == ROUTER_SOFTMAX_TOP,
-          "router %d", (int)kind);
-    return kind == ROUTER_SOFTMAX   ? ROUTE_SOFTMAX
-           : kind == ROUTER_SIGMOID ? ROUTE_SIGMOID
-                                    : ROUTE_SOFTMAX_TOP;
+    switch (kind) {
+    case ROUTER_SOFTMAX:
+        return ROUTE_SOFTMAX;
+    case ROUTER_SIGMOID:
+        return ROUTE_SIGMOID;
+    case ROUTER_SOFTMAX_TOP:
+        return ROUTE_SOFTMAX_TOP;
+    case ROUTER_SPARSE_MIXER:
+        return ROUTE_SPARSE_MIXER;
+    case ROUTER_SOFTPLUS:
+        return ROUTE_SOFTPLUS;
+    }
+    CHECK(false, "router %d", (int)kind);
 }
 
 void vulkan_activate(struct vulkan *v, const struct ffn *f, uint64_t h, uint32_t ld, int width,
@@ -146,6 +154,9 @@ static void route(struct vulkan *v, const struct router *r, uint64_t x)
                                     s->weights,
                                     vulkan_address(r->choice_bias),
                                     vulkan_address(r->expert_scale),
+                                    s->step,
+                                    vulkan_address(r->by_token),
+                                    s->tokens,
                                     (uint)r->w->n_out,
                                     (uint)v->rows,
                                     ld,
@@ -154,39 +165,96 @@ static void route(struct vulkan *v, const struct router *r, uint64_t x)
                                     (uint)r->n_groups,
                                     (uint)r->n_groups_used,
                                     r->renorm,
-                                    or_one(r->scale)};
+                                    or_one(r->scale),
+                                    r->jitter,
+                                    v->net->n_vocab,
+                                    v->narrow && v->batch.n_out != v->batch.n_tokens};
     v->grouped = 0;
     vulkan_run_flat(v, KERNEL_ROUTE, 0, 0, &args, sizeof args, (uint32_t)v->rows);
 }
 
-/* to = the weighted sum of the experts' outputs */
-static void combine(struct vulkan *v, const struct mlp *m, const struct product *p, uint32_t used,
-                    uint64_t to)
+/* What experts read and write: rows of E values, or of L for latent experts. */
+struct expert_rows {
+    uint64_t in, sum;
+    uint32_t width, ld, used;
+};
+
+/* r->sum = the weighted sum of the experts' outputs */
+static void combine(struct vulkan *v, const struct mlp *m, const struct product *p,
+                    const struct expert_rows *r)
 {
     const struct vulkan_scratch *s = &v->s;
     vulkan_product(v, p);
     const struct combine_args args = {s->part,
                                       s->chosen,
                                       s->weights,
-                                      to,
-                                      (uint)v->net->n_embd,
+                                      r->sum,
+                                      r->in,
+                                      r->width,
                                       (uint)v->rows,
-                                      used,
-                                      s->ld_x,
-                                      s->ld_x,
+                                      r->used,
+                                      r->ld,
+                                      r->ld,
                                       (uint)m->experts.gate_up->n_expert,
                                       (uint)m->expert_first,
-                                      !m->router.weighs_input};
-    vulkan_run(v, KERNEL_COMBINE, 0, 0, &args, sizeof args, vulkan_wide(v->net->n_embd), args.rows,
+                                      !m->router.weighs_input,
+                                      (uint)router_experts(&m->router),
+                                      r->ld};
+    vulkan_run(v, KERNEL_COMBINE, 0, 0, &args, sizeof args, vulkan_wide((int)r->width), args.rows,
                1);
+}
+
+/* r->sum = the chosen experts' weighted sum */
+static void chosen_experts(struct vulkan *v, const struct mlp *m, const struct expert_rows *r)
+{
+    const struct vulkan_scratch *s = &v->s;
+    uint32_t rows = (uint32_t)v->rows * r->used;
+    struct product p = {.w = m->experts.gate_up,
+                        .x = r->in,
+                        .y = s->hidden,
+                        .chosen = s->chosen,
+                        .ldx = r->ld,
+                        .ldy = s->ld_expert,
+                        .rows = rows,
+                        .x_div = r->used,
+                        .expert_first = (uint32_t)m->expert_first};
+    if (m->router.weighs_input) {
+        const struct spread_args spread = {r->in, s->weights, s->part, r->width,
+                                           rows,  r->used,    r->ld};
+        vulkan_run(v, KERNEL_SPREAD, 0, 0, &spread, sizeof spread, vulkan_wide((int)r->width), rows,
+                   1);
+        p.x = s->part;
+        p.x_div = 1;
+    }
+    product_and_act(v, &p, &m->experts, (int)rows);
+    p.w = m->experts.down;
+    p.x = s->hidden;
+    p.ldx = s->ld_expert;
+    p.y = s->part;
+    p.ldy = r->ld;
+    p.x_div = 1;
+    if (m->router.weighs_input || m->router.n_same ||
+        !vulkan_product_combined(v, &p, r->used, r->sum))
+        combine(v, m, &p, r);
+}
+
+/* A product between the stream's width and that of latent experts. */
+static void project(struct vulkan *v, const struct weight *w, uint64_t x, uint32_t ldx, uint64_t y,
+                    uint32_t ldy)
+{
+    vulkan_product(
+        v,
+        &(struct product){
+            .w = w, .x = x, .y = y, .ldx = ldx, .ldy = ldy, .rows = (uint32_t)v->rows, .x_div = 1});
 }
 
 /* to = experts_out(the weighted sum of the chosen experts) */
 static void experts(struct vulkan *v, const struct mlp *m, uint64_t to)
 {
     const struct vulkan_scratch *s = &v->s;
-    uint32_t used = (uint32_t)m->router.n_used, rows = (uint32_t)v->rows * used;
     uint64_t in = s->n;
+    struct expert_rows r = {s->n, to, (uint32_t)v->net->n_embd, s->ld_x,
+                            (uint32_t)m->router.n_used};
     if (m->router.norm.kind) {
         in = to;
         vulkan_norm(v, &m->router.norm, s->x, s->ld_x, in, s->ld_x, v->net->n_embd, v->rows);
@@ -196,34 +264,56 @@ static void experts(struct vulkan *v, const struct mlp *m, uint64_t to)
     vulkan_stage(v, STAGE_ROUTER);
     route(v, &m->router, in);
     vulkan_stage(v, STAGE_EXPERTS);
-    struct product p = {.w = m->experts.gate_up,
-                        .x = s->n,
-                        .y = s->hidden,
-                        .chosen = s->chosen,
-                        .ldx = s->ld_x,
-                        .ldy = s->ld_expert,
-                        .rows = rows,
-                        .x_div = used,
-                        .expert_first = (uint32_t)m->expert_first};
-    if (m->router.weighs_input) {
-        const struct spread_args spread = {s->n, s->weights, s->part, (uint)v->net->n_embd,
-                                           rows, used,       s->ld_x};
-        vulkan_run(v, KERNEL_SPREAD, 0, 0, &spread, sizeof spread, vulkan_wide(v->net->n_embd),
-                   rows, 1);
-        p.x = s->part;
-        p.x_div = 1;
+    if (m->to_experts) {
+        r = (struct expert_rows){s->to_experts, s->from_experts, (uint32_t)m->to_experts->n_out,
+                                 s->ld_latent, r.used};
+        project(v, m->to_experts, s->n, s->ld_x, r.in, r.ld);
     }
-    product_and_act(v, &p, &m->experts, (int)rows);
-    p.w = m->experts.down;
-    p.x = s->hidden;
-    p.ldx = s->ld_expert;
-    p.y = s->part;
-    p.ldy = s->ld_x;
-    p.x_div = 1;
-    if (m->router.weighs_input || !vulkan_product_combined(v, &p, used, to))
-        combine(v, m, &p, used, to);
+    chosen_experts(v, m, &r);
+    if (m->to_experts)
+        project(v, m->from_experts, r.sum, r.ld, to, s->ld_x);
     vulkan_norm(v, &m->experts_out, to, s->ld_x, to, s->ld_x, v->net->n_embd, v->rows);
 }
+
+/* The end of the mlp's block: the stream's layer scale, late experts of the layer before, features of inner layers. */
+static void close_block(struct vulkan *v, const struct mlp *m, bool late)
+{
+    const struct vulkan_scratch *s = &v->s;
+    int E = v->net->n_embd;
+    bool scaled = m->stream_scale != 0 && m->stream_scale != 1;
+    if (scaled || m->deepstack || late)
+        vulkan_settle(v);
+    const struct scale_args sum = {.x = s->x,
+                                   .y = s->late,
+                                   .width = (uint)E,
+                                   .rows = (uint)v->rows,
+                                   .ldx = s->ld_x,
+                                   .ldy = s->ld_x,
+                                   .scale = 1};
+    if (late)
+        vulkan_scale(v, &sum);
+    if (scaled)
+        vulkan_scale(v, &(struct scale_args){.x = s->x,
+                                             .width = (uint)E,
+                                             .rows = (uint)v->rows,
+                                             .ldx = s->ld_x,
+                                             .scale = m->stream_scale});
+    v->late = m->experts_late;
+    if (m->deepstack && v->batch.n_embeds) {
+        const struct given_args args = {s->x,
+                                        v->s.step,
+                                        v->s.embeds,
+                                        (uint)E,
+                                        (uint)v->rows,
+                                        s->ld_x,
+                                        (uint)network_embed_width(v->net),
+                                        (uint)(m->deepstack * E),
+                                        v->narrow && v->batch.n_out != v->batch.n_tokens,
+                                        v->net->n_vocab};
+        vulkan_run(v, KERNEL_GIVEN, 0, 0, &args, sizeof args, vulkan_wide(E), args.rows, 1);
+    }
+}
+
 void vulkan_mlp(struct backend *be, const struct mlp *m, int layer)
 {
     struct vulkan *v = vulkan_self(be);
@@ -238,9 +328,10 @@ void vulkan_mlp(struct backend *be, const struct mlp *m, int layer)
         vulkan_read_block(v, &m->block);
     if (has_dense)
         dense(v, m);
+    bool late = v->late;
     if (has_experts)
-        experts(v, m, has_dense ? s->sum : s->y);
-    if (has_dense && has_experts)
+        experts(v, m, m->experts_late ? s->late : has_dense ? s->sum : s->y);
+    if (has_dense && has_experts && !m->experts_late)
         vulkan_scale(v, &(struct scale_args){.x = s->y,
                                              .y = s->sum,
                                              .width = (uint)E,
@@ -251,26 +342,5 @@ void vulkan_mlp(struct backend *be, const struct mlp *m, int layer)
     vulkan_stage(v, STAGE_FFN);
     if (has_dense || has_experts)
         vulkan_block_add(v, &m->block);
-    bool scaled = m->stream_scale != 0 && m->stream_scale != 1;
-    if (scaled || m->deepstack)
-        vulkan_settle(v);
-    if (scaled)
-        vulkan_scale(v, &(struct scale_args){.x = s->x,
-                                             .width = (uint)E,
-                                             .rows = (uint)v->rows,
-                                             .ldx = s->ld_x,
-                                             .scale = m->stream_scale});
-    if (m->deepstack && v->batch.n_embeds) {
-        const struct given_args args = {s->x,
-                                        v->s.step,
-                                        v->s.embeds,
-                                        (uint)E,
-                                        (uint)v->rows,
-                                        s->ld_x,
-                                        (uint)network_embed_width(v->net),
-                                        (uint)(m->deepstack * E),
-                                        v->narrow && v->batch.n_out != v->batch.n_tokens,
-                                        v->net->n_vocab};
-        vulkan_run(v, KERNEL_GIVEN, 0, 0, &args, sizeof args, vulkan_wide(E), args.rows, 1);
-    }
+    close_block(v, m, late);
 }

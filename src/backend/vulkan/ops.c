@@ -54,6 +54,14 @@ static void add_pending(struct vulkan *v, const struct norm *norm, uint64_t n, u
 {
     const struct vulkan_scratch *s = &v->s;
     const struct block *b = v->pending;
+    if (b->keep != 0) {
+        vulkan_norm(v, &b->in, s->x, s->ld_x, s->x, s->ld_x, v->net->n_embd, v->rows);
+        vulkan_scale(v, &(struct scale_args){.x = s->x,
+                                             .width = (uint)v->net->n_embd,
+                                             .rows = (uint)v->rows,
+                                             .ldx = s->ld_x,
+                                             .scale = b->keep});
+    }
     struct add_args args = {.x = s->x,
                             .y = s->y,
                             .out_gain = vulkan_address(b->out.gain),
@@ -142,8 +150,10 @@ void vulkan_narrow(struct vulkan *v, uint64_t *a, uint32_t lda, int width)
     v->rows = v->batch.n_out;
     if (v->batch.n_out == v->batch.n_tokens)
         return; /* out_rows ascends, so it has all rows */
-    const uint64_t lists[] = {s->x, s->before};
-    for (int i = 0; i < (v->parallel ? 2 : 1); i++) { /* the stream stays where it is */
+    const uint64_t lists[] = {s->x, v->parallel ? s->before : 0, v->late ? s->late : 0};
+    for (int i = 0; i < 3; i++) { /* the stream stays where it is */
+        if (!lists[i])
+            continue;
         gather(v, lists[i], s->narrow, s->ld_x, v->net->n_embd, true);
         gather(v, s->narrow, lists[i], s->ld_x, v->net->n_embd, false);
     }
@@ -205,7 +215,7 @@ void vulkan_embed(struct backend *be, const struct embed *e)
     struct vulkan *v = vulkan_self(be);
     v->rows = v->batch.n_tokens;
     v->narrow = false;
-    v->angles = false;
+    v->angles = v->late = false;
     v->pending = NULL;
     vulkan_stage(v, STAGE_EMBED);
     if (e->patches)

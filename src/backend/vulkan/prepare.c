@@ -16,7 +16,8 @@ static const uint64_t PARTS =
     PART_BOTH | PART_EXPERT_BIAS | PART_DEEPSTACK | PART_SPANS | PART_PARALLEL | PART_OWN_GATE |
     PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ALONE | PART_DELTA_NET | PART_DELTA_BETA |
     PART_SSM | PART_SHORT_CONV | PART_LATENT | PART_LATENT_TEMPERATURE | PART_SILU_CLAMP |
-    PART_ROUTER_INPUT | PART_SSM_SCALES | PART_MTP | PART_TOWER;
+    PART_ROUTER_INPUT | PART_SSM_SCALES | PART_MTP | PART_TOWER | PART_SCAN | PART_LIGHTNING |
+    PART_SPARSE_MIXER | PART_ROUTERS_2 | PART_LATE_EXPERTS | PART_LATENT_EXPERTS | PART_KEEP;
 
 static bool attention_supported(const struct attention *a, int i, struct error *err)
 {
@@ -155,10 +156,16 @@ static bool own_scratch(struct vulkan *v, struct error *err)
     int ff = m->n_ff > net->n_embd ? m->n_ff : net->n_embd;
     s->ld_x = vulkan_ld(net->n_embd);
     s->ld_qkv = vulkan_ld(m->qkv > m->latent ? m->qkv : m->latent);
-    s->ld_heads = vulkan_ld(m->heads > net->n_embd ? m->heads : net->n_embd);
+    int heads = m->heads > net->n_embd ? m->heads : net->n_embd;
+    s->ld_heads = vulkan_ld(heads > m->latent ? heads : m->latent);
     s->ld_hidden = vulkan_ld(2 * ff);
     s->ld_gate = vulkan_ld(m->gates > 2 * m->state_heads ? m->gates : 2 * m->state_heads);
     s->ld_expert = vulkan_ld(2 * m->n_ff_exp);
+    s->ld_latent = vulkan_ld(m->n_latent_exp);
+    uint32_t ld_part = s->ld_x > s->ld_latent ? s->ld_x : s->ld_latent;
+    bool late = false;
+    for (int i = 0; i < net->n_layers; i++)
+        late |= net->layers[i].mlp.experts_late;
     size_t absorbed = 0, summed = 0; /* of a row */
     for (int i = 0; i < net->n_layers; i++) {
         const struct latent *l = &net->layers[i].mixer.latent;
@@ -169,7 +176,8 @@ static bool own_scratch(struct vulkan *v, struct error *err)
         summed = H * C > summed ? H * C : summed;
     }
     s->ld_half = s->ld_heads > s->ld_hidden ? s->ld_heads : s->ld_hidden;
-    size_t of_experts = used * vulkan_ld(m->n_ff_exp > net->n_embd ? m->n_ff_exp : net->n_embd);
+    int widest = m->n_ff_exp > net->n_embd ? m->n_ff_exp : net->n_embd;
+    size_t of_experts = used * vulkan_ld(widest > m->n_latent_exp ? widest : m->n_latent_exp);
     size_t halves = tokens * s->ld_half;
     halves = of_experts > halves ? of_experts : halves;
     size_t hidden = tokens * s->ld_hidden, experts = used * s->ld_expert;
@@ -192,7 +200,10 @@ static bool own_scratch(struct vulkan *v, struct error *err)
            own_floats(v, &s->absorbed, tokens, absorbed, err) &&
            own_floats(v, &s->summed, tokens, summed, err) &&
            own_floats(v, &s->hidden, 1, hidden > experts ? hidden : experts, err) &&
-           own_floats(v, &s->part, used, s->ld_x, err) &&
+           own_floats(v, &s->part, used, ld_part, err) &&
+           own_floats(v, &s->to_experts, tokens, s->ld_latent, err) &&
+           own_floats(v, &s->from_experts, tokens, s->ld_latent, err) &&
+           own_floats(v, &s->late, late ? tokens : 0, s->ld_x, err) &&
            own_floats(v, &s->router, tokens, vulkan_ld(m->n_expert), err) &&
            own_floats(v, &s->parts, 1, parts_room(v), err) &&
            own_floats(v, &s->groups, 1, 4 + 3 * (used / 8 + (size_t)m->n_expert + 1) + used, err) &&

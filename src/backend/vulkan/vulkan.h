@@ -30,7 +30,7 @@
     X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
     X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw) X(LORA_A, lora_a)                \
     X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join) X(ADD_BYTES, add_bytes)           \
-    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop)                                              \
+    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop) X(SCAN, scan)                                \
     X(BYTES, bytes) X(GEMV_DOT, gemv_dot)
 /* clang-format on */
 
@@ -108,10 +108,12 @@ struct product {
 struct vulkan_scratch {
     uint64_t x, n, y, before, qkv, q, a, gate, hidden, part, sum, narrow;
     uint64_t router, chosen, weights, logits;
-    uint64_t step, embeds;       /* the step block and the given rows of the current step */
-    uint64_t tokens;             /* (max_out) the tokens chosen last */
-    uint64_t kept, joined;       /* of the MTP block */
-    uint64_t lora_table, lora_t; /* lora.c */
+    uint64_t to_experts, from_experts; /* latent experts' inputs, and the sums of their outputs */
+    uint64_t late;                     /* what the next layer adds to the stream */
+    uint64_t step, embeds;             /* the step block and the given rows of the current step */
+    uint64_t tokens;                   /* (max_out) the tokens chosen last */
+    uint64_t kept, joined;             /* of the MTP block */
+    uint64_t lora_table, lora_t;       /* lora.c */
     uint64_t patches, merged[2], features, clip_in, clip_out; /* tower.c */
     uint64_t sampling, edited, norms;                         /* sample.c */
     uint64_t parts;            /* sums of attention over splits of the keys */
@@ -122,7 +124,7 @@ struct vulkan_scratch {
     uint64_t absorbed, summed; /* latent attention: queries and sums of latents, of every head */
     uint64_t *ropes;           /* (n_ropes): cos and sin of every row */
     uint64_t *freqs, *planes;
-    uint32_t ld_x, ld_qkv, ld_heads, ld_hidden, ld_gate, ld_expert;
+    uint32_t ld_x, ld_qkv, ld_heads, ld_hidden, ld_gate, ld_expert, ld_latent;
 };
 
 /* Adapters (lora.c). Other threads change `generation` alone. */
@@ -207,6 +209,7 @@ struct vulkan {
     int next_recording, rows;      /* rows: of the stream */
     int reach;                     /* no sequence of the step is longer */
     bool narrow, apart, dirty, replayed;
+    bool late;                   /* scratch.late is not added to the stream yet */
     bool parallel;               /* a block reads the stream that the one before read */
     const struct block *pending; /* its result is not added to the stream yet; NULL = none */
     uint32_t grouped; /* the layer's rows are listed by expert, in tiles of so many; 0 = not */

@@ -176,6 +176,8 @@ struct gate_args {
 #define ROUTE_SOFTMAX     0
 #define ROUTE_SIGMOID     1
 #define ROUTE_SOFTMAX_TOP 2
+#define ROUTE_SPARSE_MIXER 3
+#define ROUTE_SOFTPLUS    4
 
 /* h[r][i] = act(h[r][i], h[r][width + i]) */
 struct act_args {
@@ -184,17 +186,21 @@ struct act_args {
     float alpha, limit, beta;
 };
 
-/* Chooses experts of each row from its logits. */
+/* Chooses experts of each row from its logits. by_token: (n_vocab, n_used) experts as floats, 0 = none; tokens: those chosen last.
+ * narrow: the rows are the step's output rows. */
 struct route_args {
-    ADDRESS logits, chosen, weights, choice_bias, expert_scale;
+    ADDRESS logits, chosen, weights, choice_bias, expert_scale, step, by_token, tokens;
     uint n_expert, rows, ld, n_used, kind, n_groups, n_groups_used, renorm;
-    float scale;
+    float scale, jitter;
+    int n_vocab;
+    uint narrow;
 };
 
-/* y[r] = sum_k weights[r][k] * part[r * n_used + k] over the experts of this process */
+/* y[r] = sum_k weights[r][k] * part[r * n_used + k] over the experts of this process; those from n_real on have no weights and
+ * return their input x[r]. */
 struct combine_args {
-    ADDRESS part, chosen, weights, y;
-    uint width, rows, n_used, ldp, ldy, n_own, expert_first, weigh;
+    ADDRESS part, chosen, weights, y, x;
+    uint width, rows, n_used, ldp, ldy, n_own, expert_first, weigh, n_real, ldx;
 };
 
 /* to[r] = from[index[r]]; index: a word of the step block, 0 = r */
@@ -241,6 +247,12 @@ struct gnorm_args {
     uint rows, parts, width, ldo, ldz, kind, gain_stride,
         first; /* first: the norm before the gate */
     float eps;
+    uint plain_gate; /* sigmoid(z) in place of silu(z) */
+};
+
+struct scan_args {
+    ADDRESS step, row, low, decay, skip, state, to;
+    uint ld, ld_low, ld_to, n_channels, state_dim, dt_rank, state_len;
 };
 
 /* y[r] = fp16 of x[r] / scale[r] */

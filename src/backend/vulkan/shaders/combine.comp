@@ -11,10 +11,13 @@ void main()
             float sum = 0;
             for (uint k = 0; k < p.n_used; k++) {
                 uint at = r * p.n_used + k;
-                if (Words(p.chosen).v[at] - p.expert_first >= p.n_own)
+                uint e = Words(p.chosen).v[at];
+                float w = Floats(p.weights).v[at];
+                if (e >= p.n_real)
+                    sum += w * floats(p.x, uint64_t(r) * p.ldx).v[i];
+                if (e >= p.n_real || e - p.expert_first >= p.n_own)
                     continue; /* another process has it */
-                float w = p.weigh != 0 ? Floats(p.weights).v[at] : 1;
-                sum += w * floats(p.part, uint64_t(at) * p.ldp).v[i];
+                sum += (p.weigh != 0 ? w : 1) * floats(p.part, uint64_t(at) * p.ldp).v[i];
             }
             floats(p.y, uint64_t(r) * p.ldy).v[i] = sum;
         }

@@ -22,7 +22,7 @@ void main()
         float past[MAX_LEN], w[MAX_LEN];
         uint n = p.conv_len - 1;
         for (uint i = 0; i < p.conv_len; i++)
-            w[i] = Floats(p.conv).v[c * p.conv_len + i];
+            w[i] = p.conv != 0 ? Floats(p.conv).v[c * p.conv_len + i] : 1; /* without one, conv_len is 1 */
         for (uint i = 0; i < n; i++)
             past[i] = slot < 0 || slot_in < 0
                           ? 0

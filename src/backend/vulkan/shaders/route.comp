@@ -60,6 +60,36 @@ void keep_groups()
     barrier();
 }
 
+/* The experts that a list has for the row's token. */
+void take_listed(uint r)
+{
+    Ints step = Ints(p.step);
+    uint t = p.narrow != 0 ? uint(step.v[step.v[STEP_OUT_ROWS] + r]) : r;
+    int token = step.v[step.v[STEP_TOKENS] + t];
+    if (token < 0) /* not known to the host when the step began */
+        token = Ints(p.tokens).v[-1 - token];
+    token = token < p.n_vocab ? token : 0;
+    for (uint k = TID; k < p.n_used; k += THREADS)
+        best[k] = uint(floats(p.by_token, uint64_t(token) * p.n_used).v[k]);
+    barrier();
+}
+
+/* The weight of the k-th best expert. SparseMixer: its share of those that are no better and not far below. */
+float weight_of(uint k)
+{
+    float l = value[best[k]], total = 0;
+    if (p.kind != ROUTE_SPARSE_MIXER)
+        return l;
+    for (uint i = 0; i < p.n_expert; i++) {
+        bool before = false;
+        for (uint n = 0; n < k; n++)
+            before = before || best[n] == i;
+        if (!before && l - value[i] <= 2 * p.jitter * max(abs(value[i]), l))
+            total += exp(value[i] - l);
+    }
+    return 1 / total;
+}
+
 void main()
 {
     for (uint r = group_id(); r < p.rows; r += gl_NumWorkGroups.x * gl_NumWorkGroups.y) {
@@ -77,6 +107,8 @@ void main()
                 v = exp(v - top) / total;
             if (p.kind == ROUTE_SIGMOID)
                 v = sigmoid(v);
+            if (p.kind == ROUTE_SOFTPLUS)
+                v = sqrt(v > 20 ? v : v > -10 ? log(1 + exp(v)) : exp(v));
             value[e] = v;
             key[e] = p.kind == ROUTE_SOFTMAX && p.choice_bias == 0 && p.n_groups < 2 ? l.v[e] : v;
             if (p.choice_bias != 0)
@@ -86,12 +118,14 @@ void main()
         if (p.n_groups > 1)
             keep_groups();
         sort_best();
+        if (p.by_token != 0)
+            take_listed(r);
         float most = value[best[0]], kept = 0;
         bool among = p.kind == ROUTE_SOFTMAX_TOP; /* softmax over the chosen */
         for (uint k = 0; k < p.n_used; k++)
-            kept += among ? exp(value[best[k]] - most) : value[best[k]];
+            kept += among ? exp(value[best[k]] - most) : weight_of(k);
         for (uint k = TID; k < p.n_used; k += THREADS) {
-            float v = among ? exp(value[best[k]] - most) : value[best[k]];
+            float v = among ? exp(value[best[k]] - most) : weight_of(k);
             if (p.renorm != 0 || among)
                 v /= kept;
             v *= p.scale;

@@ -31,7 +31,9 @@ void main()
             c[i] = i < p.state_dim ? x.v[at + p.n_groups * p.state_dim] : 0;
         }
         barrier();
-        float dt = softplus(x.v[values + 2 * p.n_groups * p.state_dim + h] + Floats(p.dt_bias).v[h]);
+        float dt = 1;
+        if (p.dt_bias != 0)
+            dt = softplus(x.v[values + 2 * p.n_groups * p.state_dim + h] + Floats(p.dt_bias).v[h]);
         dt = max(dt, p.dt_min);
         if (p.dt_max != 0)
             dt = min(dt, p.dt_max);
@@ -43,7 +45,7 @@ void main()
         }
         if (j < p.head_dim)
             floats(p.to, uint64_t(t) * p.ld_to + h * p.head_dim).v[j] =
-                sum + Floats(p.skip).v[h] * v;
+                sum + (p.skip != 0 ? Floats(p.skip).v[h] * v : 0);
         if (t - first + 1 == save_rows)
             state_store(state, step.v[step.v[STEP_SAVE_STATE] + seq], p.state_len, p.state_dim,
                         p.head_dim, j);
