@@ -168,6 +168,7 @@ void vulkan_mixer(struct backend *be, const struct mixer *m, int layer)
     uint64_t a = s->a;
     uint32_t lda = s->ld_heads;
     vulkan_stage(v, STAGE_QKV);
+    vulkan_streams_predict(v, layer);
     if (m->kind == MIXER_ATTENTION)
         mix_attention(v, m, layer);
     else if (m->kind == MIXER_LATENT)
@@ -179,6 +180,7 @@ void vulkan_mixer(struct backend *be, const struct mixer *m, int layer)
         vulkan_narrow(v, wo ? &a : NULL, lda, wo ? wo->n_in : 0);
     if (!wo)
         return;
+    vulkan_laurel_begin(v, m);
     const struct product out = {.w = wo,
                                 .x = a,
                                 .y = s->y,
@@ -196,4 +198,5 @@ void vulkan_mixer(struct backend *be, const struct mixer *m, int layer)
         vulkan_norm(v, &(struct norm){0}, s->x, s->ld_x, s->before, s->ld_x, v->net->n_embd,
                     v->rows);
     vulkan_block_add(v, &m->block);
+    vulkan_laurel_end(v, m);
 }

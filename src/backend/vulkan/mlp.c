@@ -94,11 +94,13 @@ static void product_and_act(struct vulkan *v, const struct product *p, const str
                             int rows)
 {
     int width = f->down->n_in;
-    if (!f->clips && f->act != ACT_NONE && vulkan_product_act(v, p, f, activation(f->act))) {
+    if (!f->clips && !f->sparse && f->act != ACT_NONE &&
+        vulkan_product_act(v, p, f, activation(f->act))) {
         vulkan_norm(v, &f->mid, p->y, p->ldy, p->y, p->ldy, width, rows);
         return;
     }
     bounded(v, p, f->clips, width);
+    vulkan_keep_top(v, f, p->y, p->ldy, rows);
     activate(v, f, rows, p->ldy);
 }
 
@@ -276,7 +278,7 @@ static void experts(struct vulkan *v, const struct mlp *m, uint64_t to)
 }
 
 /* The end of the mlp's block: the stream's layer scale, late experts of the layer before, features of inner layers. */
-static void close_block(struct vulkan *v, const struct mlp *m, bool late)
+static void close_block(struct vulkan *v, const struct mlp *m, int layer, bool late)
 {
     const struct vulkan_scratch *s = &v->s;
     int E = v->net->n_embd;
@@ -292,6 +294,9 @@ static void close_block(struct vulkan *v, const struct mlp *m, bool late)
                                    .scale = 1};
     if (late)
         vulkan_scale(v, &sum);
+    vulkan_streams_correct(v, m, layer);
+    if (scaled)
+        vulkan_settle(v);
     if (scaled)
         vulkan_scale(v, &(struct scale_args){.x = s->x,
                                              .width = (uint)E,
@@ -320,7 +325,6 @@ void vulkan_mlp(struct backend *be, const struct mlp *m, int layer)
     const struct vulkan_scratch *s = &v->s;
     int E = v->net->n_embd;
     bool has_dense = m->dense.gate_up, has_experts = m->router.w;
-    (void)layer;
     if (mlp_is_none(m) || !v->rows)
         return;
     vulkan_stage(v, STAGE_FFN);
@@ -342,5 +346,5 @@ void vulkan_mlp(struct backend *be, const struct mlp *m, int layer)
     vulkan_stage(v, STAGE_FFN);
     if (has_dense || has_experts)
         vulkan_block_add(v, &m->block);
-    close_block(v, m, late);
+    close_block(v, m, layer, late);
 }

@@ -150,8 +150,11 @@ void vulkan_narrow(struct vulkan *v, uint64_t *a, uint32_t lda, int width)
     v->rows = v->batch.n_out;
     if (v->batch.n_out == v->batch.n_tokens)
         return; /* out_rows ascends, so it has all rows */
-    const uint64_t lists[] = {s->x, v->parallel ? s->before : 0, v->late ? s->late : 0};
-    for (int i = 0; i < 3; i++) { /* the stream stays where it is */
+    uint64_t lists[3 + STREAMS_MAX] = {s->x, v->parallel ? s->before : 0, v->late ? s->late : 0};
+    int n = 3;
+    for (int j = 0; j < v->net->streams.n; j++)
+        lists[n++] = vulkan_part(v, j);
+    for (int i = 0; i < n; i++) { /* the stream stays where it is */
         if (!lists[i])
             continue;
         gather(v, lists[i], s->narrow, s->ld_x, v->net->n_embd, true);
@@ -163,14 +166,14 @@ void vulkan_narrow(struct vulkan *v, uint64_t *a, uint32_t lda, int width)
     }
 }
 
-static void lookup(struct vulkan *v, const struct embed *e, const struct weight *table, uint index,
-                   int offset, float scale, bool add)
+/* a: what is not of the table's rows */
+static void lookup_rows(struct vulkan *v, const struct weight *table, const struct embed_args *a)
 {
     const struct vulkan_weight *m = vulkan_matrix(table);
     for (int i = 0; i < m->n_seg; i++) {
         const struct vulkan_segment *g = &m->seg[i];
         const struct embed_args args = {.w = g->at,
-                                        .x = v->s.x,
+                                        .x = a->x,
                                         .perm = g->perm,
                                         .grid = v->grid,
                                         .step = v->s.step,
@@ -180,19 +183,44 @@ static void lookup(struct vulkan *v, const struct embed *e, const struct weight 
                                         .row_words = g->row_words,
                                         .tail = g->tail,
                                         .rows = (uint)v->batch.n_tokens,
-                                        .ldx = v->s.ld_x,
+                                        .ldx = a->ldx,
                                         .group_len = g->group_len,
-                                        .index = index,
+                                        .index = a->index,
                                         .n_table = g->rows,
-                                        .first =
-                                            (int)g->first + (index == STEP_TOKENS ? e->first : 0),
+                                        .first = (int)g->first + a->first,
                                         .n_vocab = v->net->n_vocab,
-                                        .offset = offset,
-                                        .add = add || i > 0, /* rows of other segments stay */
-                                        .scale = scale,
-                                        .embed_width = (uint)network_embed_width(v->net)};
+                                        .offset = a->offset,
+                                        .add = a->add || i > 0, /* rows of other segments stay */
+                                        .scale = a->scale,
+                                        .embed_width = (uint)network_embed_width(v->net),
+                                        .pad = a->pad};
         vulkan_run_flat(v, KERNEL_EMBED, g->format, 0, &args, sizeof args, args.rows);
     }
+}
+
+static void lookup(struct vulkan *v, const struct embed *e, const struct weight *table, uint index,
+                   int offset, float scale, bool add)
+{
+    lookup_rows(v, table,
+                &(struct embed_args){.x = v->s.x,
+                                     .ldx = v->s.ld_x,
+                                     .index = index,
+                                     .first = index == STEP_TOKENS ? e->first : 0,
+                                     .offset = offset,
+                                     .add = add,
+                                     .scale = scale,
+                                     .pad = -1});
+}
+
+void vulkan_lookup_layers(struct vulkan *v, const struct embed_layers *e, uint64_t to, uint32_t ld)
+{
+    lookup_rows(v, e->table,
+                &(struct embed_args){.x = to,
+                                     .ldx = ld,
+                                     .index = STEP_TOKENS,
+                                     .add = true,
+                                     .scale = e->table_scale,
+                                     .pad = e->pad});
 }
 
 /* cos and sin of all rows, for every RoPE table. */
@@ -227,6 +255,8 @@ void vulkan_embed(struct backend *be, const struct embed *e)
     if (e->types)
         lookup(v, e, e->types, STEP_TYPES, 0, 1, true);
     vulkan_norm(v, &e->norm, v->s.x, v->s.ld_x, v->s.x, v->s.ld_x, v->net->n_embd, v->rows);
+    vulkan_layer_embeds(v, &e->layers);
+    vulkan_streams_begin(v);
 }
 
 void vulkan_angles(struct vulkan *v)
@@ -243,6 +273,8 @@ void vulkan_head(struct backend *be, const struct head *h)
     uint32_t width = (uint32_t)vulkan_logits_width(v);
     vulkan_stage(v, STAGE_HEAD);
     vulkan_narrow(v, NULL, 0, 0);
+    if (v->net->streams.n)
+        vulkan_streams_end(v);
     vulkan_read(v, &h->norm, h->w ? s->n : s->logits, h->w ? s->ld_x : width);
     if (h->w)
         vulkan_product(v, &(struct product){.w = h->w,

@@ -17,7 +17,8 @@ static const uint64_t PARTS =
     PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ALONE | PART_DELTA_NET | PART_DELTA_BETA |
     PART_SSM | PART_SHORT_CONV | PART_LATENT | PART_LATENT_TEMPERATURE | PART_SILU_CLAMP |
     PART_ROUTER_INPUT | PART_SSM_SCALES | PART_MTP | PART_TOWER | PART_SCAN | PART_LIGHTNING |
-    PART_SPARSE_MIXER | PART_ROUTERS_2 | PART_LATE_EXPERTS | PART_LATENT_EXPERTS | PART_KEEP;
+    PART_SPARSE_MIXER | PART_ROUTERS_2 | PART_LATE_EXPERTS | PART_LATENT_EXPERTS | PART_KEEP |
+    PART_ALTUP | PART_LAYER_EMBED | PART_SPARSE_ACT;
 
 static bool attention_supported(const struct attention *a, int i, struct error *err)
 {
@@ -158,14 +159,19 @@ static bool own_scratch(struct vulkan *v, struct error *err)
     s->ld_qkv = vulkan_ld(m->qkv > m->latent ? m->qkv : m->latent);
     int heads = m->heads > net->n_embd ? m->heads : net->n_embd;
     s->ld_heads = vulkan_ld(heads > m->latent ? heads : m->latent);
-    s->ld_hidden = vulkan_ld(2 * ff);
     s->ld_gate = vulkan_ld(m->gates > 2 * m->state_heads ? m->gates : 2 * m->state_heads);
     s->ld_expert = vulkan_ld(2 * m->n_ff_exp);
     s->ld_latent = vulkan_ld(m->n_latent_exp);
     uint32_t ld_part = s->ld_x > s->ld_latent ? s->ld_x : s->ld_latent;
-    bool late = false;
-    for (int i = 0; i < net->n_layers; i++)
+    bool late = false, laurel = false;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct laurel *l = &net->layers[i].mixer.laurel;
         late |= net->layers[i].mlp.experts_late;
+        laurel |= l->left != NULL;
+        ff = l->left && l->left->n_out > ff ? l->left->n_out : ff;
+    }
+    ff = net->embed.layers.width > ff ? net->embed.layers.width : ff;
+    s->ld_hidden = vulkan_ld(2 * ff);
     size_t absorbed = 0, summed = 0; /* of a row */
     for (int i = 0; i < net->n_layers; i++) {
         const struct latent *l = &net->layers[i].mixer.latent;
@@ -203,6 +209,10 @@ static bool own_scratch(struct vulkan *v, struct error *err)
            own_floats(v, &s->part, used, ld_part, err) &&
            own_floats(v, &s->to_experts, tokens, s->ld_latent, err) &&
            own_floats(v, &s->from_experts, tokens, s->ld_latent, err) &&
+           own_floats(v, &s->streams, (size_t)net->streams.n * tokens, s->ld_x, err) &&
+           own_floats(v, &s->laurel, laurel ? tokens : 0, s->ld_x, err) &&
+           own_floats(v, &s->layer_embeds, tokens,
+                      (size_t)(net->n_layers * net->embed.layers.width), err) &&
            own_floats(v, &s->late, late ? tokens : 0, s->ld_x, err) &&
            own_floats(v, &s->router, tokens, vulkan_ld(m->n_expert), err) &&
            own_floats(v, &s->parts, 1, parts_room(v), err) &&

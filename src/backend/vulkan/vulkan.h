@@ -30,7 +30,7 @@
     X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
     X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw) X(LORA_A, lora_a)                \
     X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join) X(ADD_BYTES, add_bytes)           \
-    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop) X(SCAN, scan)                                \
+    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop) X(SCAN, scan) X(STREAMS, streams) X(LEVEL, level) X(TOP, top)                                \
     X(BYTES, bytes) X(GEMV_DOT, gemv_dot)
 /* clang-format on */
 
@@ -109,11 +109,12 @@ struct vulkan_scratch {
     uint64_t x, n, y, before, qkv, q, a, gate, hidden, part, sum, narrow;
     uint64_t router, chosen, weights, logits;
     uint64_t to_experts, from_experts; /* latent experts' inputs, and the sums of their outputs */
-    uint64_t late;                     /* what the next layer adds to the stream */
-    uint64_t step, embeds;             /* the step block and the given rows of the current step */
-    uint64_t tokens;                   /* (max_out) the tokens chosen last */
-    uint64_t kept, joined;             /* of the MTP block */
-    uint64_t lora_table, lora_t;       /* lora.c */
+    uint64_t streams, laurel, layer_embeds; /* streams.c */
+    uint64_t late;                          /* what the next layer adds to the stream */
+    uint64_t step, embeds;       /* the step block and the given rows of the current step */
+    uint64_t tokens;             /* (max_out) the tokens chosen last */
+    uint64_t kept, joined;       /* of the MTP block */
+    uint64_t lora_table, lora_t; /* lora.c */
     uint64_t patches, merged[2], features, clip_in, clip_out; /* tower.c */
     uint64_t sampling, edited, norms;                         /* sample.c */
     uint64_t parts;            /* sums of attention over splits of the keys */
@@ -357,6 +358,8 @@ void vulkan_timing_end(struct vulkan *v); /* once the step has ended */
 /* ops.c */
 void vulkan_embed(struct backend *be, const struct embed *e);
 void vulkan_head(struct backend *be, const struct head *h);
+/* to += the rows of the tokens' embeddings per layer */
+void vulkan_lookup_layers(struct vulkan *v, const struct embed_layers *e, uint64_t to, uint32_t ld);
 int vulkan_logits_width(const struct vulkan *v);
 void vulkan_norm(struct vulkan *v, const struct norm *n, uint64_t x, uint32_t ldx, uint64_t y,
                  uint32_t ldy, int width, int rows);
@@ -385,6 +388,19 @@ void vulkan_mlp(struct backend *be, const struct mlp *m, int layer);
 /* attend.c: runs attention. args: without splits, parts and bytes. format_k, format_v: of the cache. */
 void vulkan_attend(struct vulkan *v, struct attn_args *args, uint32_t format_k, uint32_t format_v);
 bool vulkan_attn_pick_info(const struct vulkan *v, int i, struct pick_info *out);
+
+/* streams.c */
+uint64_t vulkan_part(const struct vulkan *v, int j); /* the stream's j-th part */
+void vulkan_streams_begin(struct vulkan *v);
+void vulkan_streams_end(struct vulkan *v);
+void vulkan_streams_predict(struct vulkan *v, int layer); /* before a layer */
+/* After a layer: corrects the parts, and adds the layer's embeddings. */
+void vulkan_streams_correct(struct vulkan *v, const struct mlp *m, int layer);
+void vulkan_laurel_begin(
+    struct vulkan *v, const struct mixer *m); /* of the stream before the mixer's result is added */
+void vulkan_laurel_end(struct vulkan *v, const struct mixer *m); /* and after */
+void vulkan_layer_embeds(struct vulkan *v, const struct embed_layers *e);
+void vulkan_keep_top(struct vulkan *v, const struct ffn *f, uint64_t g, uint32_t ld, int rows);
 
 /* dot.c */
 bool vulkan_dot_fits(const struct vulkan *v, const struct product *p);

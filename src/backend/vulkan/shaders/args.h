@@ -100,6 +100,7 @@ struct embed_args {
     int first, n_vocab, offset, add;
     float scale;
     uint embed_width;
+    int pad; /* the row of tokens that the table has not, and of given rows; -1 = none */
 };
 
 /* y[r] = norm(x[r]) */
@@ -248,6 +249,24 @@ struct gnorm_args {
         first; /* first: the norm before the gate */
     float eps;
     uint plain_gate; /* sigmoid(z) in place of silu(z) */
+};
+
+/* Streams of several parts. plane: values between two parts. */
+struct streams_args {
+    ADDRESS x, streams, gain, bias, router, mix, plane;
+    uint width, rows, ldx, n, kind, correct;
+    float eps;
+};
+
+struct level_args {
+    ADDRESS x, y, sum;
+    uint width, rows, ld;
+};
+
+struct top_args {
+    ADDRESS g;
+    uint width, rows, ld;
+    float sparsity;
 };
 
 struct scan_args {

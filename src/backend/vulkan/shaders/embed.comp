@@ -13,7 +13,9 @@ void main()
         int token = step.v[step.v[p.index] + t];
         if (p.index == STEP_TOKENS && token < 0) /* not known to the host when the step began */
             token = Ints(p.chosen).v[-1 - token];
-        if (p.index == STEP_TOKENS && token >= p.n_vocab) { /* a given row */
+        if (p.pad >= 0 && token >= int(p.n_table))
+            token = p.pad;
+        if (p.index == STEP_TOKENS && p.pad < 0 && token >= p.n_vocab) { /* a given row */
             Floats from = floats(p.embeds, uint64_t(token - p.n_vocab) * p.embed_width);
             for (uint i = TID; i < p.n_in; i += THREADS)
                 x.v[i] = from.v[i];
