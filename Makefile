@@ -119,6 +119,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 SRV_OBJ := $(patsubst %.c,$(B)/%.o,$(call find_in,src/server src/route,*.c))
 CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(call find_in,src/cli,*.c))
 TESTS   := $(patsubst %.c,$(B)/%,$(call native,$(sort $(wildcard tests/test_*.c))))
+TESTS   := $(if $(HAS_VULKAN),$(TESTS),$(filter-out $(B)/tests/test_coop_words,$(TESTS)))
 FUZZERS := $(patsubst %.c,$(B)/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 EXAMPLES := $(patsubst %.c,$(B)/%,$(wildcard examples/*.c))
 
