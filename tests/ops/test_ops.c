@@ -609,26 +609,29 @@ static void test_few_experts(void)
     report("few experts", before);
 }
 
-/* Many rows of experts of one kind, which have kernels of their own: experts of a few rows up to more than a tile. */
+/* Many rows of experts of one kind, which have kernels of their own, and of Q4_K beside Q6_K. `n_expert` sets the rows
+ * of an expert, so that every size of tile occurs. */
 static void test_many_rows(void)
 {
-    static const enum dtype one[] = {DT_MXFP4, DT_Q8_0,   DT_Q4_0,  DT_Q5_K,  DT_Q3_K,
-                                     DT_Q2_K,  DT_IQ4_XS, DT_IQ3_S, DT_NVFP4, DT_GPTQ4};
-    static const int rows_of[] = {257, 300, 600};
+    static const enum dtype types[] = {DT_MXFP4,  DT_Q8_0,  DT_Q4_0,  DT_Q5_K,  DT_Q3_K, DT_Q2_K,
+                                       DT_IQ4_XS, DT_IQ3_S, DT_NVFP4, DT_GPTQ4, DT_Q4_K};
+    static const int n_expert[] = {8, 12, 16, 24, 40}, rows_of[] = {257, 300, 600};
     int before = n_checks;
     if (!wanted("experts of many rows"))
         return;
-    for (int i = 0; i < 10; i += light ? 3 : 1) {
+    for (int i = 0; i < 11; i += light ? 2 : 1) {
         struct dims s = base_dims();
         struct mlp_net n;
-        bool blocks = one[i] == DT_Q5_K || one[i] == DT_Q3_K || one[i] == DT_Q2_K ||
-                      one[i] == DT_IQ4_XS || one[i] == DT_IQ3_S;
-        s.n_embd = blocks ? 512 : i ? 384 : 352;
-        s.n_expert = i % 2 ? 24 : 8;
-        s.n_expert_used = i % 2 ? 2 : 3;
-        s.n_ff_exp = blocks ? 256 : i ? 384 : 608; /* 608: not whole blocks, nor k tiles */
+        enum dtype t = types[i];
+        bool small =
+            t == DT_MXFP4 || t == DT_Q8_0 || t == DT_Q4_0 || t == DT_NVFP4 || t == DT_GPTQ4;
+        s.n_embd = !small ? 512 : i ? 384 : 352;
+        s.n_expert = n_expert[(2 * i + 3) % 5];
+        s.n_expert_used = 3;
+        s.n_ff_exp = !small ? 256 : i ? 384 : 608; /* 608: not whole blocks, nor k tiles */
         s.other = !i;                              /* with biases */
-        mlp_open(&n, &s, s.n_expert, s.n_ff_exp, one[i], one[i], DT_F32, light ? 257 : 600);
+        mlp_open(&n, &s, s.n_expert, s.n_ff_exp, t, t == DT_Q4_K ? DT_Q6_K : t, DT_F32,
+                 light ? 257 : 600);
         for (int j = 0; j < (light ? 1 : 3); j++)
             mlp_check(&n, rows_of[j], 5.0f);
         mlp_close(&n);
