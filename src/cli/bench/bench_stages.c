@@ -19,17 +19,37 @@ static void add(struct stage_work *to, const struct weight *w, double share, dou
     to->ops += ops_of(w, rows);
 }
 
+/* The layer's mixer; of kinds other than these two nothing is counted. Returns its output projection or NULL. */
+static const struct weight *mixer_work(const struct mixer *x, const struct bench_step *s,
+                                       struct stage_work *work)
+{
+    const struct attention *a = &x->attention;
+    const struct delta_net *d = &x->delta_net;
+    if (x->kind == MIXER_ATTENTION) {
+        add(&work[STAGE_QKV], a->wqkv, 1, s->rows);
+        work[STAGE_ATTENTION].ops += 2.0 * a->n_heads * (a->k_dim + a->v_dim) * s->seen * s->rows;
+        return a->wo;
+    }
+    if (x->kind == MIXER_DELTA_NET) {
+        add(&work[STAGE_QKV], d->wqkv, 1, s->rows);
+        add(&work[STAGE_QKV], d->wz, 1, s->rows);
+        add(&work[STAGE_QKV], d->wba, 1, s->rows);
+        return d->wo;
+    }
+    return NULL;
+}
+
 static void step_work(const struct model *m, size_t kv_token_bytes, const struct bench_step *s,
                       struct stage_work *work)
 {
     const struct network *net = &m->net;
     int depth = network_depth(net);
     for (int i = 0; i < depth; i++) {
-        const struct attention *a = &net->layers[i].mixer.attention;
+        const struct weight *wo = mixer_work(&net->layers[i].mixer, s, work);
         const struct mlp *mlp = &net->layers[i].mlp;
         double rows = i == depth - 1 ? s->outs : s->rows; /* after the last attention */
-        add(&work[STAGE_QKV], a->wqkv, 1, s->rows);
-        add(&work[STAGE_OUTPUT], a->wo, 1, rows);
+        if (wo)
+            add(&work[STAGE_OUTPUT], wo, 1, rows);
         if (mlp->router.w) {
             int n_used = mlp->router.n_used;
             double used = (double)n_used / mlp->router.w->n_out;
@@ -42,7 +62,6 @@ static void step_work(const struct model *m, size_t kv_token_bytes, const struct
             add(&work[STAGE_FFN], mlp->dense.gate_up, 1, rows);
             add(&work[STAGE_FFN], mlp->dense.down, 1, rows);
         }
-        work[STAGE_ATTENTION].ops += 2.0 * a->n_heads * (a->k_dim + a->v_dim) * s->seen * s->rows;
     }
     work[STAGE_ATTENTION].bytes = s->kv_rows * (double)kv_token_bytes;
     add(&work[STAGE_HEAD], net->head.w, 1, s->outs);
