@@ -24,6 +24,7 @@ extern "C" {
 #include "base/mem.h"
 }
 
+#include <limits.h>
 #include <string.h>
 
 /* As many tiles as an output head: long enough to fuse a norm, too long for the batch kernels. */
@@ -434,9 +435,13 @@ static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
     moe_gemv(cu, c->moe.experts, n ? n : c->in.x, c->y, c->rows);
 }
 
+/* How rows are sorted by expert: full tiles, made from the choice by the kernel that runs them (FULL_LISTED) or not
+ * (FULL); tiles of even sizes (EVEN); the same without sorting, as pairs are stored by expert directly (DIRECT). */
+enum moe_order { MOE_FULL, MOE_FULL_LISTED, MOE_EVEN, MOE_DIRECT };
+
 /* Routes, with tiles of `width` rows in the work list. */
 static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_case *c, int width,
-                                     bool listed, bool even)
+                                     enum moe_order order)
 {
     const struct model_shape *s = &cu->shape;
     struct moe_route_args r = {};
@@ -445,10 +450,10 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     r.parts = 1;
     r.rule = c->moe.experts->rule;
     r.width = width;
-    r.even = even;
+    r.even = order >= MOE_EVEN;
     r.t = moe_route_tables(cu);
     r.weight = cu->routing.weight;
-    if (even && c->rows > 64) { /* pairs are stored by expert directly, without sorting */
+    if (order == MOE_DIRECT) {
         int pairs_most = s->max_tokens * s->n_expert_used;
         r.t.lists = r.t.places + c->moe.router->n_out + pairs_most / MOE_ROUTE_MIN_TILE + 1;
         r.t.done = r.t.lists + c->moe.router->n_out * r.t.room;
@@ -459,7 +464,7 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     route.x = c->moe.router_x ? c->moe.router_x : c->x;
     route.routing.experts = c->moe.experts;
     route.routing.args = &r;
-    route.routing.listed = listed;
+    route.routing.listed = order == MOE_FULL_LISTED;
     if (c->moe.experts->routed)
         moe_route(cu, r);
     else
@@ -513,7 +518,7 @@ static void moe_grouped_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     int width = moe_grouped_width(cu, c);
     bool narrow = c->mlp.down->n_out % 4 == 0;
-    struct route_tables t = moe_lists(cu, c, width, true, false);
+    struct route_tables t = moe_lists(cu, c, width, MOE_FULL_LISTED);
     moe_grouped(cu, c->moe.experts, &t, c->rows * c->moe.experts->rule.used,
                 moe_tiles(cu, c, width), width, narrow);
     moe_sum(cu, c, narrow);
@@ -539,31 +544,46 @@ static bool moe_is_narrow(const struct pick_case *c)
 {
     return c->mlp.down->n_out % 4 == 0 && c->mlp.down->n_seg == 1;
 }
+static int moe_persistent_rows(const struct pick_case *c)
+{
+    return gemm_persistent_expert_rows(c->rows * c->moe.experts->rule.used, c->moe.router->n_out);
+}
 /* From twelve rows an expert on, a tile's conversion to fp16 costs less than decoding it again for every eight rows.
  * moe_grouped has room for sixteen rows of Q4_K and Q6_K, and needs fewer instructions for those. */
 static bool moe_persistent_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    (void)cu;
     return c->rows > LIST_ROWS ||
            (moe_grouped_width(cu, c) < 16 &&
             c->rows * c->moe.experts->rule.used >= 12 * c->moe.router->n_out);
 }
+/* Tiles of up to 64 rows have a kernel without branches over widths. */
+static bool moe_persistent_few_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_persistent_rows(c) < PERSISTENT_ROWS && moe_persistent_pays(cu, c);
+}
 static bool moe_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return moe_is_narrow(c) && c->rows > 64 && gemm_persistent_suits(cu, c->w, c->mlp.down);
+    return moe_is_narrow(c) && gemm_persistent_suits(cu, c->w, c->mlp.down);
+}
+static void moe_persistent_run(struct cuda_backend *cu, const struct pick_case *c, int width)
+{
+    struct route_tables t = moe_lists(cu, c, width, MOE_DIRECT);
+    gemm_persistent_experts(cu, moe_args(cu, c, t, 0, false), moe_args(cu, c, t, 1, true), width);
+    moe_sum(cu, c, true);
+}
+static void moe_persistent_few(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int rows = moe_persistent_rows(c);
+    moe_persistent_run(cu, c, rows < 64 ? rows : 64);
 }
 static void moe_persistent(struct cuda_backend *cu, const struct pick_case *c)
 {
-    int pairs = c->rows * c->moe.experts->rule.used;
-    int width = gemm_persistent_expert_rows(pairs, c->moe.router->n_out);
-    struct route_tables t = moe_lists(cu, c, width, false, true);
-    gemm_persistent_experts(cu, moe_args(cu, c, t, 0, false), moe_args(cu, c, t, 1, true), width);
-    moe_sum(cu, c, true);
+    moe_persistent_run(cu, c, PERSISTENT_ROWS);
 }
 static void moe_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     bool narrow = moe_is_narrow(c);
-    struct route_tables t = moe_lists(cu, c, WGMMA_ROWS, false, true);
+    struct route_tables t = moe_lists(cu, c, WGMMA_ROWS, c->rows > 64 ? MOE_DIRECT : MOE_EVEN);
     for (int i = 0; i < 2; i++)
         gemm_wgmma(cu, moe_args(cu, c, t, i, narrow), !i, moe_tiles(cu, c, WGMMA_ROWS));
     moe_sum(cu, c, narrow);
@@ -584,7 +604,7 @@ static int moe_width(const struct cuda_backend *cu, const struct pick_case *c, b
 static void moe_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
     int width = moe_width(cu, c, true);
-    struct route_tables t = moe_lists(cu, c, width, false, false);
+    struct route_tables t = moe_lists(cu, c, width, MOE_FULL);
     for (int i = 0; i < 2; i++)
         gemm_mma(cu, moe_args(cu, c, t, i, false), !i, width, moe_tiles(cu, c, width));
     moe_sum(cu, c, false);
@@ -598,7 +618,7 @@ static bool moe_one_stream(const struct cuda_backend *cu, const struct pick_case
 static void moe_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
     int width = moe_width(cu, c, false), tiles = moe_tiles(cu, c, width);
-    struct route_tables t = moe_lists(cu, c, width, false, false);
+    struct route_tables t = moe_lists(cu, c, width, MOE_FULL);
     for (int i = 0; i < 2; i++) {
         struct gemm_args p = moe_args(cu, c, t, i, false);
         if (moe_one_stream(cu, c, i))
@@ -778,8 +798,28 @@ static const struct cuda_pick products[] = {
     {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
     {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_gemv_suits,
      moe_gemv_run},
-    {"moe_persistent", PICK_MOE, CODES, 65, 0, NEEDS_WGMMA, TAKES_ROWS, moe_persistent_pays,
-     moe_persistent_fits, moe_persistent},
+    {"moe_persistent_few",
+     PICK_MOE,
+     CODES,
+     65,
+     0,
+     NEEDS_WGMMA,
+     TAKES_ROWS,
+     moe_persistent_few_pays,
+     moe_persistent_fits,
+     moe_persistent_few,
+     {CLASS_WGMMA, 1, 512}},
+    {"moe_persistent",
+     PICK_MOE,
+     CODES,
+     65,
+     0,
+     NEEDS_WGMMA,
+     TAKES_ROWS,
+     moe_persistent_pays,
+     moe_persistent_fits,
+     moe_persistent,
+     {CLASS_WGMMA, 513, INT_MAX}},
     {"moe_grouped", PICK_MOE, CODES, 1, 256, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_grouped_suits,
      moe_grouped_run},
     {"moe_wgmma",
