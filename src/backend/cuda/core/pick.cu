@@ -11,20 +11,18 @@
  *    class (struct pick_exact) and can run the case decides; if several rows of that class can, the one with
  *    an end goes first. So a weight's class depends on its format and shape alone: `fits` of such a row must not
  *    read the number of rows. tests/ops/invariant.c compares the bytes.
- * This file has the choice itself and the rows of products (linear, ffn, moe, router). The rows of
- * mixers are in pick_mixers.cu.
+ * This file has the choice itself and the rows of dense products. The rows of experts and routers are in
+ * pick_experts.cu, those of mixers in pick_mixers.cu.
  */
 #include "backend/cuda/heads/encoder.h"
 #include "backend/cuda/core/pick.cuh"
-#include "backend/cuda/core/dot_one.cuh"
 #include "backend/cuda/core/rows.cuh"
-#include "backend/cuda/moe/stream.h"
+#include "backend/cuda/core/host.h"
 
 extern "C" {
 #include "base/mem.h"
 }
 
-#include <limits.h>
 #include <string.h>
 
 /* As many tiles as an output head: long enough to fuse a norm, too long for the batch kernels. */
@@ -50,8 +48,7 @@ bool pick_fp16_only(const struct cuda_backend *cu, int rows)
     return rows > PANEL_ROWS && !cu->exact;
 }
 
-/* Rows of an mma.sync block's tile, for `rows` rows. */
-static int tile_width(const struct matrix *w, int rows, bool mma)
+int pick_tile_width(const struct matrix *w, int rows, bool mma)
 {
     if (mma)
         return w->set != SET_K || rows <= 64 ? 64 : 128;
@@ -207,7 +204,7 @@ static bool linear_mma_fits(const struct cuda_backend *cu, const struct pick_cas
 }
 static void linear_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    int width = tile_width(c->w, c->rows, true);
+    int width = pick_tile_width(c->w, c->rows, true);
     gemm_mma(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
 }
 
@@ -216,15 +213,13 @@ static int chunks_width(const struct matrix *w)
 {
     return w->set == SET_K ? 32 : 16;
 }
-/* Rows of a tile of CLASS_SPLITK. */
-enum { SPLITK_WIDTH = 16 };
 
 /* Two tiles of 16 rows instead of one of 32: more blocks. */
 static int linear_width(const struct cuda_backend *cu, const struct pick_case *c)
 {
     if (cu->exact)
         return chunks_width(c->w);
-    return tile_width(c->w, c->rows > 16 && c->rows <= 48 ? 16 : c->rows, false);
+    return pick_tile_width(c->w, c->rows > 16 && c->rows <= 48 ? 16 : c->rows, false);
 }
 static bool linear_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -269,7 +264,7 @@ static void ffn_gemv(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /* Gate and up (i = 0), then down. */
-static struct gemm_args ffn_args(const struct cuda_backend *cu, const struct pick_case *c, int i)
+struct gemm_args pick_ffn_args(const struct cuda_backend *cu, const struct pick_case *c, int i)
 {
     struct gemm_args p = i ? args_hidden(cu, c->mlp.down, c->rows) : pick_args(cu, c->w, c->rows);
     if (i) {
@@ -283,7 +278,7 @@ static struct gemm_args ffn_args(const struct cuda_backend *cu, const struct pic
     return p;
 }
 
-static bool ffn_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+bool pick_ffn_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return gemm_wgmma_suits(cu, c->w, true) && gemm_wgmma_suits(cu, c->mlp.down, false);
 }
@@ -291,10 +286,10 @@ static void ffn_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++)
-        gemm_wgmma(cu, ffn_args(cu, c, i), !i, ceil_div(c->rows, WGMMA_ROWS));
+        gemm_wgmma(cu, pick_ffn_args(cu, c, i), !i, ceil_div(c->rows, WGMMA_ROWS));
 }
 
-static bool pair_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+bool pick_pair_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->mlp.down);
 }
@@ -302,8 +297,8 @@ static void ffn_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
-        int width = tile_width(i ? c->mlp.down : c->w, c->rows, true);
-        gemm_mma(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+        int width = pick_tile_width(i ? c->mlp.down : c->w, c->rows, true);
+        gemm_mma(cu, pick_ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
     }
 }
 
@@ -312,8 +307,8 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
         int width =
-            cu->exact ? (int)SPLITK_WIDTH : tile_width(i ? c->mlp.down : c->w, c->rows, false);
-        gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+            cu->exact ? (int)SPLITK_WIDTH : pick_tile_width(i ? c->mlp.down : c->w, c->rows, false);
+        gemm_splitk(cu, pick_ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
     }
 }
 
@@ -334,7 +329,7 @@ static void ungated_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++)
-        pick_wgmma(cu, ffn_args(cu, c, i));
+        pick_wgmma(cu, pick_ffn_args(cu, c, i));
 }
 static void ungated_linear(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -350,336 +345,6 @@ static void ungated_linear(struct cuda_backend *cu, const struct pick_case *c)
     down.x = &h;
     down.y = c->y;
     pick_run(cu, PICK_LINEAR, &down, N_STAGES);
-}
-
-/*
- * moe: y = the weighted sum of a row's experts
- */
-static bool moe_product_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    return c->stream->add == ADD_PRODUCT; /* as output_experts left it */
-}
-static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
-{
-    const struct resid *r = c->stream;
-    moe_gemv_routed(cu, r->w, r->a.floats, c->moe.experts, &c->in, r->x, c->y);
-}
-
-static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return !c->moe.router_x && !c->moe.experts->routed && c->rows <= NORM_ROWS &&
-           router_records_shared(c->moe.router) <= cu->shared_limit &&
-           moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
-}
-/* Experts of wide rows are limited by their weights, which moe_few and moe_grouped read once for eight rows. Few rows of
- * MXFP4 have a kernel of their own, which divides the read more evenly. */
-static bool moe_quad_records_pay(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    bool mxfp4 = matrix_kind(c->w) == TILE_MXFP4 && matrix_kind(c->mlp.down) == TILE_MXFP4;
-    return c->w->n_kt <= 8 || (mxfp4 && c->rows <= 8);
-}
-static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
-{
-    router_records(cu, c->moe.router, &c->in, c->rows);
-    router_select(cu, c->moe.experts, 1, c->rows);
-    moe_quad(cu, c->moe.experts, c->y, c->rows);
-}
-
-static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return !c->moe.router_x && !c->moe.experts->routed &&
-           router_records_shared(c->moe.router) <= cu->shared_limit &&
-           moe_few_fits(cu, c->w, c->mlp.down, c->rows);
-}
-static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
-{
-    router_records(cu, c->moe.router, &c->in, c->rows);
-    router_select(cu, c->moe.experts, 1, c->rows);
-    moe_few(cu, c->moe.experts, c->y, c->rows);
-}
-
-/* Router logits to cu->routing.logits; with a norm, n gets the normed rows. */
-static void router_logits(struct cuda_backend *cu, const struct experts *e,
-                          const struct norm_in *in, float *n, int rows)
-{
-    struct pick_case c = {};
-    c.rows = rows;
-    c.w = e->router;
-    c.in = *in;
-    c.y = n;
-    pick_run(cu, PICK_LOGITS, &c, N_STAGES);
-    router_select(cu, e, 1, rows);
-}
-/* Router logits of rows as they are. */
-static void router_logits_of(struct cuda_backend *cu, const struct experts *e, const struct rows *x)
-{
-    struct norm_in plain = {};
-    plain.x = x->floats;
-    router_logits(cu, e, &plain, NULL, x->n);
-}
-
-static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return c->rows <= HIDDEN_ROWS && !c->moe.experts->routed && c->mlp.down->n_in % 8 == 0 &&
-           moe_gemv_fits(cu, c->w, c->mlp.down);
-}
-static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
-{
-    float *n = c->in.gain ? cu->act.norm : NULL;
-    if (c->moe.router_x)
-        router_logits_of(cu, c->moe.experts, c->moe.router_x);
-    else
-        router_logits(cu, c->moe.experts, &c->in, n, c->rows);
-    moe_gemv(cu, c->moe.experts, n ? n : c->in.x, c->y, c->rows);
-}
-
-/* How rows are sorted by expert: full tiles, made from the choice by the kernel that runs them (FULL_LISTED) or not
- * (FULL); tiles of even sizes (EVEN); the same without sorting, as pairs are stored by expert directly (DIRECT). */
-enum moe_order { MOE_FULL, MOE_FULL_LISTED, MOE_EVEN, MOE_DIRECT };
-
-/* Routes, with tiles of `width` rows in the work list. */
-static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_case *c, int width,
-                                     enum moe_order order)
-{
-    const struct model_shape *s = &cu->shape;
-    struct moe_route_args r = {};
-    r.logits = router_selected(cu, c->moe.experts);
-    r.rows = c->rows;
-    r.parts = 1;
-    r.rule = c->moe.experts->rule;
-    r.width = width;
-    r.even = order >= MOE_EVEN;
-    r.t = moe_route_tables(cu);
-    r.weight = cu->routing.weight;
-    if (order == MOE_DIRECT) {
-        int pairs_most = s->max_tokens * s->n_expert_used;
-        r.t.lists = r.t.places + c->moe.router->n_out + pairs_most / MOE_ROUTE_MIN_TILE + 1;
-        r.t.done = r.t.lists + c->moe.router->n_out * r.t.room;
-    }
-    struct pick_case route = {};
-    route.rows = c->rows;
-    route.w = c->moe.router;
-    route.x = c->moe.router_x ? c->moe.router_x : c->x;
-    route.routing.experts = c->moe.experts;
-    route.routing.args = &r;
-    route.routing.listed = order == MOE_FULL_LISTED;
-    if (c->moe.experts->routed)
-        moe_route(cu, r);
-    else
-        pick_run(cu, PICK_ROUTER, &route, N_STAGES);
-    rows_to_fp16(cu, c->x);
-    return r.t;
-}
-
-/* fp16 sums are added by the norm that reads the stream. Exception: rows of which other processes hold
- * some experts, since their sums are added first. */
-static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
-{
-    int used = c->moe.experts->rule.used;
-    struct expert_sum sum = {(const uint16_t *)cu->mlp.expert_out,
-                             cu->routing.weight,
-                             c->y,
-                             c->rows,
-                             used,
-                             c->mlp.down->n_out,
-                             c->moe.experts->adds};
-    if (narrow && c->moe.experts->rule.spread) {
-        resid_sum_some(cu, sum);
-    } else if (narrow) {
-        c->stream->add = ADD_EXPERTS;
-        c->stream->experts = sum;
-    } else {
-        resid_sum_floats(cu, c->y, c->rows, used, c->mlp.down->n_out, c->moe.experts->rule.spread,
-                         c->moe.experts->adds);
-    }
-}
-
-static int moe_tiles(const struct cuda_backend *cu, const struct pick_case *c, int width)
-{
-    (void)cu;
-    return moe_route_tiles(c->rows, c->moe.experts->rule.used, c->moe.router->n_out, width);
-}
-/* Rows of an entry: sixteen if shared memory allows, else eight; 0: neither. */
-static int moe_grouped_width(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    int pairs = c->rows * c->moe.experts->rule.used;
-    for (int width = 16; width >= 8 && c->rows <= LIST_ROWS; width /= 2)
-        if (moe_grouped_fits(cu, c->w, c->mlp.down, pairs, moe_tiles(cu, c, width), width))
-            return width;
-    return 0;
-}
-static bool moe_grouped_suits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return moe_grouped_width(cu, c) > 0;
-}
-static void moe_grouped_run(struct cuda_backend *cu, const struct pick_case *c)
-{
-    int width = moe_grouped_width(cu, c);
-    bool narrow = c->mlp.down->n_out % 4 == 0;
-    struct route_tables t = moe_lists(cu, c, width, MOE_FULL_LISTED);
-    moe_grouped(cu, c->moe.experts, &t, c->rows * c->moe.experts->rule.used,
-                moe_tiles(cu, c, width), width, narrow);
-    moe_sum(cu, c, narrow);
-}
-
-/* Gate and up (i = 0), then down, over a work list. */
-static struct gemm_args moe_args(const struct cuda_backend *cu, const struct pick_case *c,
-                                 const struct route_tables &t, int i, bool narrow)
-{
-    struct gemm_args p = ffn_args(cu, c, i);
-    p.route = t;
-    p.moe = true;
-    p.used = c->moe.experts->rule.used;
-    if (i) {
-        p.y = cu->mlp.expert_out;
-        p.sorted_in = true;
-        p.narrow = narrow;
-    }
-    return p;
-}
-
-static bool moe_is_narrow(const struct pick_case *c)
-{
-    return c->mlp.down->n_out % 4 == 0 && c->mlp.down->n_seg == 1;
-}
-static int moe_persistent_rows(const struct pick_case *c)
-{
-    return gemm_persistent_expert_rows(c->rows * c->moe.experts->rule.used, c->moe.router->n_out);
-}
-/* From twelve rows an expert on, a tile's conversion to fp16 costs less than decoding it again for every eight rows.
- * moe_grouped has room for sixteen rows of Q4_K and Q6_K, and needs fewer instructions for those. */
-static bool moe_persistent_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return c->rows > LIST_ROWS ||
-           (moe_grouped_width(cu, c) < 16 &&
-            c->rows * c->moe.experts->rule.used >= 12 * c->moe.router->n_out);
-}
-/* Tiles of up to 64 rows have a kernel without branches over widths. */
-static bool moe_persistent_few_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return moe_persistent_rows(c) < PERSISTENT_ROWS && moe_persistent_pays(cu, c);
-}
-static bool moe_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return moe_is_narrow(c) && gemm_persistent_suits(cu, c->w, c->mlp.down);
-}
-static void moe_persistent_run(struct cuda_backend *cu, const struct pick_case *c, int width)
-{
-    struct route_tables t = moe_lists(cu, c, width, MOE_DIRECT);
-    gemm_persistent_experts(cu, moe_args(cu, c, t, 0, false), moe_args(cu, c, t, 1, true), width);
-    moe_sum(cu, c, true);
-}
-static void moe_persistent_few(struct cuda_backend *cu, const struct pick_case *c)
-{
-    int rows = moe_persistent_rows(c);
-    moe_persistent_run(cu, c, rows < 64 ? rows : 64);
-}
-static void moe_persistent(struct cuda_backend *cu, const struct pick_case *c)
-{
-    moe_persistent_run(cu, c, PERSISTENT_ROWS);
-}
-static void moe_wgmma(struct cuda_backend *cu, const struct pick_case *c)
-{
-    bool narrow = moe_is_narrow(c);
-    struct route_tables t = moe_lists(cu, c, WGMMA_ROWS, c->rows > 64 ? MOE_DIRECT : MOE_EVEN);
-    for (int i = 0; i < 2; i++)
-        gemm_wgmma(cu, moe_args(cu, c, t, i, narrow), !i, moe_tiles(cu, c, WGMMA_ROWS));
-    moe_sum(cu, c, narrow);
-}
-
-/* The block width: twice the average number of rows per expert. Both products use one work list. */
-static int moe_width(const struct cuda_backend *cu, const struct pick_case *c, bool mma)
-{
-    if (cu->exact && !mma)
-        return SPLITK_WIDTH;
-    int spread = 2 * ceil_div(c->rows * c->moe.experts->rule.used, c->moe.router->n_out);
-    spread = c->rows <= 8 || spread > c->rows ? c->rows : spread;
-    if (c->w->set != SET_K || c->mlp.down->set != SET_K)
-        return mma ? 64 : 16;
-    int a = tile_width(c->w, spread, mma), b = tile_width(c->mlp.down, spread, mma);
-    return a < b ? a : b;
-}
-static void moe_mma(struct cuda_backend *cu, const struct pick_case *c)
-{
-    int width = moe_width(cu, c, true);
-    struct route_tables t = moe_lists(cu, c, width, MOE_FULL);
-    for (int i = 0; i < 2; i++)
-        gemm_mma(cu, moe_args(cu, c, t, i, false), !i, width, moe_tiles(cu, c, width));
-    moe_sum(cu, c, false);
-}
-static bool moe_one_stream(const struct cuda_backend *cu, const struct pick_case *c, int i)
-{
-    struct gemm_args p = ffn_args(cu, c, i);
-    p.moe = true;
-    return gemm_stream_fits(cu, p, !i, moe_width(cu, c, false));
-}
-static void moe_stream(struct cuda_backend *cu, const struct pick_case *c)
-{
-    int width = moe_width(cu, c, false), tiles = moe_tiles(cu, c, width);
-    struct route_tables t = moe_lists(cu, c, width, MOE_FULL);
-    for (int i = 0; i < 2; i++) {
-        struct gemm_args p = moe_args(cu, c, t, i, false);
-        if (moe_one_stream(cu, c, i))
-            gemm_stream(cu, p, !i, width, tiles);
-        else
-            gemm_splitk(cu, p, !i, width, tiles);
-    }
-    moe_sum(cu, c, false);
-}
-
-/*
- * router: logits, choice and work list
- */
-static bool router_choose_suits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return c->routing.listed && !c->routing.experts->give && router_choose_fits(cu, c->w);
-}
-static void router_choose_run(struct cuda_backend *cu, const struct pick_case *c)
-{
-    router_choose(cu, c->w, c->routing.args->rule, &c->routing.args->t, c->x->floats, c->rows);
-    moe_grouped_route(cu, &c->routing.args->t, c->routing.args->rule, c->rows,
-                      c->routing.args->width);
-}
-static void logits_row(struct cuda_backend *cu, const struct pick_case *c)
-{
-    router_row(cu, c->w, &c->in, c->y, c->rows);
-}
-static void logits_block(struct cuda_backend *cu, const struct pick_case *c)
-{
-    router_block(cu, c->w, &c->in, c->y, c->rows);
-}
-static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
-{
-    c->routing.args->parts = c->w->n_kt;
-    router_rows(cu, c->w, c->x->floats, c->rows);
-    router_select(cu, c->routing.experts, c->w->n_kt, c->rows);
-    if (c->routing.experts->give)
-        c->routing.args->parts = 1;
-    moe_route(cu, *c->routing.args);
-}
-static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
-{
-    router_logits_of(cu, c->routing.experts, c->x);
-    moe_route(cu, *c->routing.args);
-}
-
-/*
- * away: where experts in host memory are computed in this step. See moe/stream.h
- */
-static bool away_can_copy(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)c;
-    return stream_can(cu);
-}
-static bool away_copies_pay(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return stream_pays(cu, c->rows);
-}
-static void away_copied(struct cuda_backend *cu, const struct pick_case *c)
-{
-    stream_choose(cu, c->forced);
 }
 
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
@@ -751,7 +416,7 @@ static const struct cuda_pick products[] = {
      NEEDS_WGMMA,
      TAKES_ROWS,
      NULL,
-     ffn_wgmma_fits,
+     pick_ffn_wgmma_fits,
      ffn_wgmma,
      {CLASS_WGMMA, 1, 0}},
     {"ffn_mma",
@@ -762,7 +427,7 @@ static const struct cuda_pick products[] = {
      NEEDS_NOTHING,
      TAKES_ROWS,
      NULL,
-     pair_mma_fits,
+     pick_pair_mma_fits,
      ffn_mma,
      {CLASS_CHUNKS, 1, 0}},
     {"ffn_splitk",
@@ -790,111 +455,30 @@ static const struct cuda_pick products[] = {
      NULL,
      ungated_linear,
      {CLASS_OWN, 1, 0}}, /* linear, twice */
-
-    {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
-     moe_product},
-    {"moe_quad_records", PICK_MOE, CODES, 3, 16, NEEDS_NOTHING, TAKES_NORM, moe_quad_records_pay,
-     moe_quad_records_fit, moe_quad_records},
-    {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
-    {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_gemv_suits,
-     moe_gemv_run},
-    {"moe_persistent_few",
-     PICK_MOE,
-     CODES,
-     65,
-     0,
-     NEEDS_WGMMA,
-     TAKES_ROWS,
-     moe_persistent_few_pays,
-     moe_persistent_fits,
-     moe_persistent_few,
-     {CLASS_WGMMA, 1, 512}},
-    {"moe_persistent",
-     PICK_MOE,
-     CODES,
-     65,
-     0,
-     NEEDS_WGMMA,
-     TAKES_ROWS,
-     moe_persistent_pays,
-     moe_persistent_fits,
-     moe_persistent,
-     {CLASS_WGMMA, 513, INT_MAX}},
-    {"moe_grouped", PICK_MOE, CODES, 1, 256, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_grouped_suits,
-     moe_grouped_run},
-    {"moe_wgmma",
-     PICK_MOE,
-     FAST,
-     257,
-     0,
-     NEEDS_WGMMA,
-     TAKES_ROWS,
-     NULL,
-     ffn_wgmma_fits,
-     moe_wgmma,
-     {CLASS_WGMMA, 1, 0}},
-    {"moe_mma",
-     PICK_MOE,
-     ANY,
-     257,
-     0,
-     NEEDS_NOTHING,
-     TAKES_ROWS,
-     NULL,
-     pair_mma_fits,
-     moe_mma,
-     {CLASS_CHUNKS, 1, 0}},
-    {"moe_stream",
-     PICK_MOE,
-     ANY,
-     1,
-     0,
-     NEEDS_NOTHING,
-     TAKES_ROWS,
-     NULL,
-     NULL,
-     moe_stream,
-     {CLASS_SPLITK, 1, 0}}, /* or splitk, product by product */
-
-    {"router_choose", PICK_ROUTER, ANY, 33, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
-     router_choose_suits, router_choose_run},
-    {"router_tensor",
-     PICK_ROUTER,
-     ANY,
-     257,
-     0,
-     NEEDS_NOTHING,
-     TAKES_ROWS,
-     NULL,
-     NULL,
-     router_tensor,
-     {CLASS_OWN, 1, 0}},
-    {"router_plain", PICK_ROUTER, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, router_plain},
-
-    {"router_row", PICK_LOGITS, ANY, 1, 4, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_row},
-    {"router_block",
-     PICK_LOGITS,
-     ANY,
-     1,
-     0,
-     NEEDS_NOTHING,
-     TAKES_ROWS,
-     NULL,
-     NULL,
-     logits_block,
-     {CLASS_OWN, 1, 0}},
-
-    {"away_copied", PICK_AWAY, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, away_copies_pay, away_can_copy,
-     away_copied},
-    {"away_hosted", PICK_AWAY, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, NULL},
 };
-enum { N_PRODUCTS = (int)(sizeof products / sizeof *products) };
+static const struct pick_table pick_products = {products,
+                                                (int)(sizeof products / sizeof *products)};
+/* The parts of the whole table. */
+static const struct pick_table *const parts[] = {&pick_products, &pick_experts, &pick_mixers};
+enum { N_PARTS = 3 };
 
 /* Row i of the whole table; NULL after the last. */
 static const struct cuda_pick *pick_at(int i)
 {
-    int mixer = i - N_PRODUCTS;
-    return mixer < 0 ? &products[i] : mixer < pick_mixers.n ? &pick_mixers.rows[mixer] : NULL;
+    for (int part = 0; part < N_PARTS; i -= parts[part++]->n)
+        if (i < parts[part]->n)
+            return &parts[part]->rows[i];
+    return NULL;
+}
+/* The place of a row in it. */
+static int pick_place(const struct cuda_pick *p)
+{
+    int at = 0;
+    for (int part = 0; part < N_PARTS; at += parts[part++]->n)
+        if (p >= parts[part]->rows && p < parts[part]->rows + parts[part]->n)
+            return at + (int)(p - parts[part]->rows);
+    CHECK(false, "a row of no table");
+    return 0;
 }
 
 /* Whether `name` is in the list "a,b,c"; out: whether "-name" is. */
@@ -977,9 +561,7 @@ const struct cuda_pick *pick_find(const struct cuda_backend *cu, enum pick_op op
 
 void pick_go(struct cuda_backend *cu, const struct cuda_pick *p, const struct pick_case *c)
 {
-    const struct cuda_pick *mixers = pick_mixers.rows;
-    bool mixer = p >= mixers && p < mixers + pick_mixers.n;
-    cu->picks.count[mixer ? N_PRODUCTS + (p - mixers) : p - products]++;
+    cu->picks.count[pick_place(p)]++;
     if (p->run)
         p->run(cu, c);
 }
