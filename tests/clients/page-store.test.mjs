@@ -3,7 +3,7 @@
 import { test, before, after, beforeEach } from "node:test";
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { startWorld, openPage, reload, say, ask, settled, texts, answers, questions, seed, whole } from "./page.mjs";
+import { startWorld, openPage, reload, say, ask, settled, holdNews, takeNews, texts, answers, questions, seed, whole } from "./page.mjs";
 
 let world;
 before(async () => { world = await startWorld(); });
@@ -32,7 +32,9 @@ test("two tabs: what one writes the other shows; both at once lose nothing", asy
   await until(b, ["from A", "reply to from A"]);
   await ask(b, "from B");
   await until(a, ["from A", "reply to from A", "from B", "reply to from B"]);
-  // both answer the same message at the same time: two branches, four messages, all kept
+  // both answer the same message, neither knowing of the other: two branches, four messages, all kept
+  await holdNews(a);
+  await holdNews(b);
   const gates = [];
   world.fake.script = (body, s) => { s.text("late " + body.messages.at(-1).content); gates.push(() => s.end()); };
   await a.fill("#input", "A again");
@@ -44,6 +46,8 @@ test("two tabs: what one writes the other shows; both at once lose nothing", asy
   await settled(a);
   await settled(b);
   assert.equal(gates.length, 2);
+  await takeNews(a);
+  await takeNews(b);
   await reload(a);
   const shown = await texts(a);
   const mine = shown.includes("A again") ? "A" : "B", other = mine === "A" ? "B" : "A";

@@ -37,10 +37,18 @@ export async function openPage(context, url) {
   page.on("pageerror", e => page.errors.push(String(e)));
   page.on("console", m => { if (m.type() === "error") page.errors.push(m.text()); });
   page.on("request", r => { if (!r.url().startsWith(new URL(url).origin) && !/^(blob|data):/.test(r.url())) page.outside.push(r.url()); });
+  await page.addInitScript(() => { // news of other tabs wait while window.held is a list
+    const own = Object.getOwnPropertyDescriptor(BroadcastChannel.prototype, "onmessage");
+    Object.defineProperty(BroadcastChannel.prototype, "onmessage", { ...own, set(f) {
+      own.set.call(this, e => window.held ? window.held.push(() => f(e)) : f(e));
+    } });
+  });
   await page.goto(url);
   await ready(page);
   return page;
 }
+export const holdNews = page => page.evaluate(() => { window.held = []; });
+export const takeNews = page => page.evaluate(() => { const list = window.held; window.held = null; for (const f of list) f(); });
 export const ready = page => page.waitForSelector("html[data-ready]");
 export async function reload(page) { await page.reload(); await ready(page); }
 
