@@ -3,7 +3,7 @@
 
   draft_table.py sweep [--device cuda] [--batch 1,2,4,8,16,32] [--texts ...] [--models ...] [--layers N] [--least 0.97]
       four models x six texts x six numbers of sequences: speed with drafts, relative to without. A case below --least fails.
-  draft_table.py goals [--device cuda] [--layers N]
+  draft_table.py goals [--device cuda] [--models ...] [--batch 1,4,32] [--layers N]
       the cases with a number to reach: edits, quotations, JSON, prose and random tokens of Qwen3-30B-A3B and gpt-oss-20b;
       Qwen3-8B with a draft model of 0.6B, and with an EAGLE-3 head, 70 % of whose drafts are right
 
@@ -110,7 +110,7 @@ def goals(args):
     print("| model | sequences | text | plain, tok/s | with drafts | ratio | goal | accepted of drafted |")
     print("|---|--:|---|--:|--:|--:|--:|---|")
     for shape, options, n, texts in GOALS:
-        if args.models and shape not in args.models.split(","):
+        if n not in args.batch.split(",") or (args.models and shape not in args.models.split(",")):
             continue
         model, more, name = make(args, shape, SWEEP[shape]), [], shape
         for o in options:
