@@ -3,6 +3,7 @@
  * counted in units of budgets, steps and bytes, never in time; what used to take hours is caught by
  * an alarm.
  */
+#include "base/base64.h"
 #include "base/budget.h"
 #include "base/json_guard.h"
 #include "base/json_long.h"
@@ -77,6 +78,36 @@ static void test_long_strings(void **state)
             check_long(b.p, b.len);
             buf_clear(&b);
         }
+}
+
+/* Every length, with padding and without; a wrong character at every place. */
+static void test_base64(void **state)
+{
+    (void)state;
+    uint8_t bytes[40];
+    for (size_t n = 0; n <= sizeof bytes; n++) {
+        struct buf text = {0}, back = {0};
+        for (size_t i = 0; i < n; i++)
+            bytes[i] = (uint8_t)(i * 151 + n);
+        base64_encode(bytes, n, &text);
+        size_t bare = n ? (n * 8 + 5) / 6 : 0;
+        buf_adds(&back, "before");
+        assert_true(base64_decode(n ? text.p : "", text.len, &back));
+        assert_int_equal(back.len, 6 + n);
+        assert_true(base64_decode(n ? text.p : "", bare, &back));
+        assert_int_equal(back.len, 6 + 2 * n);
+        assert_memory_equal(back.p, "before", 6);
+        assert_memory_equal(back.p + 6, bytes, n);
+        assert_memory_equal(back.p + 6 + n, bytes, n);
+        for (size_t i = 0; i < bare; i++) {
+            char was = text.p[i];
+            text.p[i] = i % 2 ? '-' : (char)0xc3;
+            assert_false(base64_decode(text.p, bare, &back));
+            text.p[i] = was;
+        }
+        buf_clear(&text);
+        buf_clear(&back);
+    }
 }
 
 static void test_guard(void **state)
@@ -599,13 +630,13 @@ static void test_biases(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_guard),         cmocka_unit_test(test_long_strings),
-        cmocka_unit_test(test_guard_memory),  cmocka_unit_test(test_merging),
-        cmocka_unit_test(test_results),       cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_template_ends), cmocka_unit_test(test_multiplying),
-        cmocka_unit_test(test_costly_text),   cmocka_unit_test(test_regex_pieces),
-        cmocka_unit_test(test_long_walks),    cmocka_unit_test(test_decoder),
-        cmocka_unit_test(test_biases),
+        cmocka_unit_test(test_guard),        cmocka_unit_test(test_long_strings),
+        cmocka_unit_test(test_base64),       cmocka_unit_test(test_guard_memory),
+        cmocka_unit_test(test_merging),      cmocka_unit_test(test_results),
+        cmocka_unit_test(test_budget),       cmocka_unit_test(test_template_ends),
+        cmocka_unit_test(test_multiplying),  cmocka_unit_test(test_costly_text),
+        cmocka_unit_test(test_regex_pieces), cmocka_unit_test(test_long_walks),
+        cmocka_unit_test(test_decoder),      cmocka_unit_test(test_biases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

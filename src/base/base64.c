@@ -18,16 +18,25 @@ static int digit_value(int c)
 bool base64_decode(const char *s, size_t n, struct buf *out)
 {
     int8_t value[256];
-    char bytes[3 * 256]; /* those of the last digits */
     const uint8_t *p = (const uint8_t *)s, *end = memchr(s, '=', n);
-    size_t at = 0;
     uint32_t acc = 0;
     int bits = 0;
     for (int c = 0; c < 256; c++)
         value[c] = (int8_t)digit_value(c);
     end = end ? end : p + n;
-    while (p < end) {
-        int v = value[*p++];
+    buf_reserve(out, (size_t)(end - p) / 4 * 3 + 3);
+    char *to = out->p + out->len;
+    for (; end - p >= 4; p += 4, to += 3) {
+        int a = value[p[0]], b = value[p[1]], c = value[p[2]], d = value[p[3]];
+        if ((a | b | c | d) < 0)
+            return false;
+        uint32_t v = (uint32_t)(a << 18 | b << 12 | c << 6 | d);
+        to[0] = (char)(v >> 16);
+        to[1] = (char)(v >> 8);
+        to[2] = (char)v;
+    }
+    for (; p < end; p++) {
+        int v = value[*p];
         if (v < 0)
             return false;
         acc = acc << 6 | (uint32_t)v;
@@ -35,13 +44,10 @@ bool base64_decode(const char *s, size_t n, struct buf *out)
         if (bits < 8)
             continue;
         bits -= 8;
-        bytes[at++] = (char)(acc >> bits);
-        if (at == sizeof bytes) {
-            buf_add(out, bytes, at);
-            at = 0;
-        }
+        *to++ = (char)(acc >> bits);
     }
-    buf_add(out, bytes, at);
+    out->len = (size_t)(to - out->p);
+    *to = 0;
     return true;
 }
 

@@ -23,7 +23,7 @@ static bool add_base64(struct prompt_images *m, const char *s, size_t n, const c
     struct buf bytes = {0};
     bool ok = (s && n && base64_decode(s, n, &bytes) && bytes.len) ||
               error_set(err, "%s: the image is not valid base64", where);
-    ok = ok && prompt_images_add(m, bytes.p, bytes.len, where, out, err);
+    ok = ok && prompt_images_give(m, &bytes, where, out, err);
     buf_clear(&bytes);
     return ok;
 }

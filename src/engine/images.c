@@ -298,20 +298,29 @@ int prompt_images_count(const struct prompt_images *m)
     return m ? m->n : 0;
 }
 
-bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, const char *where,
-                       struct buf *out, struct error *err)
+bool prompt_images_give(struct prompt_images *m, struct buf *bytes, const char *where,
+                        struct buf *out, struct error *err)
 {
     if (m->n == MAX_IMAGES)
         return error_set(err, "%s: more than %d images", where, MAX_IMAGES);
-    char *copy = mem_ask(n ? n : 1);
-    if (!copy)
-        return error_set(err, "%s: out of memory for the image", where);
     struct image_item *item = &m->items[m->n];
-    memcpy(copy, bytes, n);
-    *item = (struct image_item){.bytes = copy, .n = n, .low = m->low};
+    *item = (struct image_item){.n = bytes->len, .low = m->low};
+    item->bytes = buf_take(bytes);
     snprintf(item->where, sizeof item->where, "%s", where);
     buf_addf(out, "%s%04d", m->mark, m->n++);
     return true;
+}
+
+bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, const char *where,
+                       struct buf *out, struct error *err)
+{
+    struct buf copy = {0};
+    if (!buf_try_reserve(&copy, n))
+        return error_set(err, "%s: out of memory for the image", where);
+    buf_add(&copy, bytes, n);
+    bool ok = prompt_images_give(m, &copy, where, out, err);
+    buf_clear(&copy);
+    return ok;
 }
 
 bool prompt_images_add_url(struct prompt_images *m, const char *url, const char *where,
@@ -325,7 +334,8 @@ bool prompt_images_add_url(struct prompt_images *m, const char *url, const char 
                          where);
     if (!m->rules.fetch(m->rules.fetch_arg, url, m->rules.stop, &bytes, err))
         return error_prefix(err, "%s", where);
-    bool ok = prompt_images_add(m, bytes.p, bytes.len, where, out, err);
+    bool ok =
+        prompt_images_add(m, bytes.p, bytes.len, where, out, err); /* its memory is of no job */
     buf_clear(&bytes);
     return ok;
 }
@@ -362,10 +372,12 @@ static const uint8_t *name_item(const struct prompt_images *m, struct image_item
     struct buf all = {0};
     if (item->named)
         return item->id;
+    uint64_t content[2] = {siphash(m->cache->keys[0], item->bytes, item->n),
+                           siphash(m->cache->keys[1], item->bytes, item->n)};
     buf_add(&all, (const char *)&salt, sizeof salt);
     buf_add(&all, m->rules.salt ? m->rules.salt : "", salt);
     buf_addc(&all, item->low ? 'l' : 'h');
-    buf_add(&all, item->bytes, item->n);
+    buf_add(&all, content, sizeof content);
     uint64_t h[2] = {siphash(m->cache->keys[0], all.p, all.len),
                      siphash(m->cache->keys[1], all.p, all.len)};
     memcpy(item->id, h, sizeof h);

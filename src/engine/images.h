@@ -64,6 +64,10 @@ void prompt_images_set_low(struct prompt_images *m, bool low);
 bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, const char *where,
                        struct buf *out, struct error *err);
 
+/* The same; takes the memory of `bytes`, which is the current job's. */
+bool prompt_images_give(struct prompt_images *m, struct buf *bytes, const char *where,
+                        struct buf *out, struct error *err);
+
 /* The same of a string of base64. */
 bool prompt_images_add_base64(struct prompt_images *m, const json_t *v, const char *where,
                               struct buf *out, struct error *err);
