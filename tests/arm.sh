@@ -28,7 +28,8 @@ for tool in $CROSS-gcc qemu-aarch64; do
     command -v $tool >/dev/null || { echo "skipped: arm: no $tool here (sh tools/deps.sh dev installs it)"; exit 0; }
 done
 sysroot=$(sh tools/sysroot.sh $CROSS) || { echo "skipped: arm: $sysroot"; exit 0; }
-make="nice -n ${NICE:-10} make -s CROSS=$CROSS OPT=-O2 ${sysroot:+SYSROOT=$sysroot}"
+# CC=ccache: the compiler behind ccache. WHOLE=1: as released, with -O3.
+make="nice -n ${NICE:-10} make -s CROSS=$CROSS $([ -n "$WHOLE" ] || echo OPT=-O2) ${sysroot:+SYSROOT=$sysroot}"
 if [ -n "$SMALL" ]; then
     B=$B-kernels
     NAMES="test_pack test_quantize"
@@ -95,8 +96,8 @@ fi
 # The binary and the package for other machines, which hold their libraries: run with nothing but libc.
 packages() {
     arm="qemu-aarch64${sysroot:+ -L $sysroot}" out=$B/package deb=dist/steel-llm_$(cat VERSION)_arm64.deb
-    nice -n ${NICE:-10} make -s CROSS=$CROSS ${sysroot:+SYSROOT=$sysroot} dist || return
-    nice -n ${NICE:-10} make -s CROSS=$CROSS ${sysroot:+SYSROOT=$sysroot} deb || return
+    $make dist || return
+    $make deb || return
     rm -rf "$out" && dpkg-deb -x "$deb" "$out" || return
     [ "$(dpkg-deb -f "$deb" Architecture)" = arm64 ] || { echo "$deb is for $(dpkg-deb -f "$deb" Architecture)"; return 1; }
     for program in dist/steel-aarch64 $out/usr/bin/steel; do

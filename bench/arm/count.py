@@ -52,6 +52,8 @@ def main():
         for kind in args[2:] or ["Q4_K", "Q6_K", "Q8_0", "BF16"]:
             subprocess.run([writer, "write", weights, kind], check=True)
             for what, rows in CASES:
+                if (kind, what, rows) == ("BF16", "experts", 512):
+                    continue  # ggml's is plain C: 64 rows say the same in less time
                 per, results = [], []
                 for program in programs:
                     (one, first), (two, _) = (count(qemu, program, weights, what, rows, runs) for runs in (1, 2))
