@@ -623,13 +623,13 @@ static void test_many_rows(void)
         struct dims s = base_dims();
         struct mlp_net n;
         enum dtype t = types[i];
-        bool small =
+        bool narrow =
             t == DT_MXFP4 || t == DT_Q8_0 || t == DT_Q4_0 || t == DT_NVFP4 || t == DT_GPTQ4;
-        s.n_embd = !small ? 512 : i ? 384 : 352;
+        s.n_embd = !narrow ? 512 : i ? 384 : 352;
         s.n_expert = n_expert[(2 * i + 3) % 5];
         s.n_expert_used = 3;
-        s.n_ff_exp = !small ? 256 : i ? 384 : 608; /* 608: not whole blocks, nor k tiles */
-        s.other = !i;                              /* with biases */
+        s.n_ff_exp = !narrow ? 256 : i ? 384 : 608; /* 608: not whole blocks, nor k tiles */
+        s.other = !i;                               /* with biases */
         mlp_open(&n, &s, s.n_expert, s.n_ff_exp, t, t == DT_Q4_K ? DT_Q6_K : t, DT_F32,
                  light ? 257 : 600);
         for (int j = 0; j < (light ? 1 : 3); j++)
