@@ -92,7 +92,8 @@ static bool read_all(struct jpeg_reader *r)
         return false;
     read_exif(r);
     bool inks = j->jpeg_color_space == JCS_CMYK || j->jpeg_color_space == JCS_YCCK;
-    j->out_color_space = inks ? JCS_CMYK : JCS_EXT_RGBA;
+    j->out_color_space = inks ? JCS_CMYK : JCS_EXT_RGB;
+    r->out->channels = inks ? 4 : 3;
     jpeg_start_decompress(j);
     while (j->output_scanline < j->output_height) {
         JSAMPROW row = raster_row(r->out, (int)j->output_scanline);

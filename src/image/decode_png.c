@@ -1,4 +1,4 @@
-/* PNG by libpng: every colour type becomes RGBA of 8 bits. Text, profiles and other data beside the pixels are skipped. */
+/* PNG by libpng: every colour type becomes RGBA of 8 bits, or RGB without alpha. Text, profiles and other data beside the pixels are skipped. */
 #include "image/image_int.h"
 
 #include <png.h>
@@ -53,13 +53,17 @@ static void read_exif(png_structp png, png_infop info, struct raster *out)
 static void read_rows(png_structp png, png_infop info, struct png_reader *r)
 {
     struct raster *out = r->out;
+    bool alpha = png_get_color_type(png, info) & PNG_COLOR_MASK_ALPHA ||
+                 png_get_valid(png, info, PNG_INFO_tRNS);
+    out->channels = alpha ? 4 : 3;
     png_set_expand(png); /* palettes, few bits, a transparent colour */
     png_set_scale_16(png);
     png_set_gray_to_rgb(png);
-    png_set_add_alpha(png, 0xff, PNG_FILLER_AFTER);
+    if (alpha)
+        png_set_add_alpha(png, 0xff, PNG_FILLER_AFTER);
     int passes = png_set_interlace_handling(png);
     png_read_update_info(png, info);
-    if (png_get_rowbytes(png, info) != (size_t)out->width * 4)
+    if (png_get_rowbytes(png, info) != (size_t)out->width * (size_t)out->channels)
         png_error(png, "unexpected rows");
     for (int pass = 0; pass < passes; pass++)
         for (int y = 0; y < out->height; y++) {

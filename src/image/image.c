@@ -40,7 +40,8 @@ bool raster_new(const struct image_source *s, int64_t width, int64_t height, str
         return error_set(s->err, "%lld x %lld pixels; at most %lld pixels are accepted",
                          (long long)width, (long long)height, (long long)s->max_pixels);
     size_t bytes = (size_t)(width * height) * 4;
-    *out = (struct raster){.width = (int)width, .height = (int)height, .rgba = mem_ask(bytes)};
+    *out = (struct raster){
+        .width = (int)width, .height = (int)height, .channels = 4, .rgba = mem_ask(bytes)};
     if (!out->rgba)
         return error_set(s->err, "out of memory: %zu bytes for pixels", bytes);
     mem_huge_pages(out->rgba, bytes);
@@ -57,7 +58,7 @@ static const uint8_t *pixel_of(const struct raster *r, int x, int y)
         u = w - u;
     if (o == 3 || o == 4 || o == 6 || o == 7)
         v = h - v;
-    return raster_row(r, v) + 4 * (size_t)u;
+    return raster_row(r, v) + (size_t)r->channels * (size_t)u;
 }
 
 static uint8_t over_white(int value, int alpha)
@@ -82,7 +83,8 @@ static bool make_upright(const struct image_source *s, struct raster *r, struct 
     int width = turned ? r->height : r->width, height = turned ? r->width : r->height;
     size_t bytes = (size_t)width * (size_t)height * 3;
     if (r->orientation <= 1) {
-        drop_alpha(r->rgba, r->rgba, (size_t)width * (size_t)height);
+        if (r->channels == 4)
+            drop_alpha(r->rgba, r->rgba, (size_t)width * (size_t)height);
         uint8_t *less = mem_ask_again(r->rgba, bytes);
         *out = (struct image){width, height, less ? less : r->rgba};
         r->rgba = NULL;
@@ -97,7 +99,7 @@ static bool make_upright(const struct image_source *s, struct raster *r, struct 
         for (int x = 0; x < width; x++, to += 3) {
             const uint8_t *from = pixel_of(r, x, y);
             for (int c = 0; c < 3; c++)
-                to[c] = over_white(from[c], from[3]);
+                to[c] = r->channels == 4 ? over_white(from[c], from[3]) : from[c];
         }
     return true;
 }

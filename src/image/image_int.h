@@ -15,7 +15,8 @@ struct image_source {
 
 struct raster {
     int width, height;
-    uint8_t *rgba;   /* (height, width, 4) zeroed by raster_new */
+    int channels; /* 4 from raster_new on; a decoder may set 3, before it writes, for pixels without alpha */
+    uint8_t *rgba;   /* (height, width, channels) zeroed by raster_new */
     int orientation; /* as EXIF counts, 1 to 8; 0 = 1 */
 };
 
@@ -23,7 +24,7 @@ struct raster {
 bool raster_new(const struct image_source *s, int64_t width, int64_t height, struct raster *out);
 static inline uint8_t *raster_row(const struct raster *r, int y)
 {
-    return r->rgba + (size_t)y * (size_t)r->width * 4;
+    return r->rgba + (size_t)y * (size_t)r->width * (size_t)r->channels;
 }
 
 static inline bool image_stopped(const struct image_source *s)
