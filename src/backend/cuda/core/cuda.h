@@ -376,11 +376,12 @@ struct launch_state {
 };
 
 /* Device memory of the backend's own: freed at close. */
+struct owned_block {
+    void *p;
+    size_t bytes;
+};
 struct device_memory {
-    struct {
-        void *p;
-        size_t bytes;
-    } owned[96];
+    struct owned_block *owned; /* (n_owned) */
     int n_owned;
     size_t bytes; /* allocated on the device, weights and cache included */
 };

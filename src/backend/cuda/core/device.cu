@@ -199,13 +199,13 @@ void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes
 bool cuda_own(struct cuda_backend *cu, const struct device_buffer *list, int n, struct error *err)
 {
     for (int i = 0; i < n; i++) {
-        CHECK(cu->memory.n_owned < (int)(sizeof cu->memory.owned / sizeof *cu->memory.owned),
-              "too many blocks");
         *list[i].p = cuda_alloc(cu->be, list[i].bytes, "working memory", err);
         if (!*list[i].p)
             return false;
-        cu->memory.owned[cu->memory.n_owned].p = *list[i].p;
-        cu->memory.owned[cu->memory.n_owned++].bytes = list[i].bytes;
+        size_t count = (size_t)cu->memory.n_owned + 1;
+        cu->memory.owned =
+            (struct owned_block *)mem_realloc(cu->memory.owned, count, sizeof *cu->memory.owned);
+        cu->memory.owned[cu->memory.n_owned++] = {*list[i].p, list[i].bytes};
     }
     return true;
 }
@@ -258,6 +258,7 @@ void cuda_close(struct backend *be)
     }
     for (int i = 0; i < cu->memory.n_owned; i++)
         cuda_free(be, cu->memory.owned[i].p, cu->memory.owned[i].bytes);
+    mem_free(cu->memory.owned);
     sample_close(cu);
     canary_close(cu);
     delta_net_close(cu);
