@@ -65,18 +65,13 @@ struct gemm_persistent_block {
     int *next;     /* (2) */
 };
 
-/* A kernel for at most MOST rows a tile. Up to 64 rows its products have one width, and a stage of the activations'
- * ring is a k tile: the conversion of weights takes the time, so waits, fences and branches around it count. Above, a
- * stage is a chunk, and the width follows the tile's rows. */
-template <int MOST> struct gemm_persistent_size {
-    enum {
-        WHOLE = MOST <= 64,
-        STAGE = (WHOLE ? 4 : 1) * MOST * 128,
-        STAGES = WHOLE ? 3 : PERSISTENT_SLOTS
-    };
+/* Widths of the products of a kernel for at most MOST rows a tile. */
+template <int MOST> struct gemm_persistent_widths {
+    enum { A = 128, B = 112, C = 80, D = 64, E = 32 };
 };
-/* Widths of the products for at most 128 rows. */
-enum { WIDTH_A = 128, WIDTH_B = 112, WIDTH_C = 80, WIDTH_D = 64, WIDTH_E = 32 };
+template <> struct gemm_persistent_widths<64> {
+    enum { A = 64, B = 48, C = 40, D = 32, E = 16 };
+};
 
 /* Positions in the rings. They advance across tiles. */
 struct gemm_persistent_cursor {
@@ -114,8 +109,8 @@ template <int MOST>
 DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
                                     const struct gemm_persistent_block &k)
 {
+    typedef gemm_persistent_widths<MOST> W;
     const int STEP = PERSISTENT_PRODUCERS / 8, PER = MOST / STEP;
-    const bool WHOLE = gemm_persistent_size<MOST>::WHOLE;
     int id = (int)threadIdx.x - PERSISTENT_CONSUMERS, piece = id & 7, row0 = id >> 3;
     const struct route_tables &r = a.part[0].route;
     int n_tiles = *r.n_tiles, first_part = n_tiles * a.blocks[0];
@@ -149,7 +144,7 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
         const struct seg *s = seg_of(p.w, mine);
         const uint8_t *from = tile_address(p.w, s, expert, mine, 0);
         int bytes = s->tile_bytes, chunks = gemm_persistent_chunks(p.w);
-        int n = WHOLE ? count : count > WIDTH_C ? WIDTH_A : count > WIDTH_E ? WIDTH_C : WIDTH_E;
+        int n = count > W::C ? W::A : count > W::E ? W::C : W::E;
         if (id == 0) {
             to->part = part;
             to->block = block;
@@ -190,18 +185,14 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
                 }
                 kt++;
             }
-            if (!WHOLE || !(c & 3))
-                bar_wait(&k.bars->empty[slot], turn);
-            int to_slot =
-                slot * gemm_persistent_size<MOST>::STAGE + (WHOLE ? c & 3 : 0) * (MOST * 128);
+            bar_wait(&k.bars->empty[slot], turn);
+            int to_slot = slot * (MOST * 128);
 #pragma unroll
             for (int j = 0; j < PER; j++)
                 if (STEP * j < n)
                     copy_async16(dst + to_slot + j * (STEP * 128), x + at[j]);
-            x += 64;
-            if (WHOLE && (c & 3) != 3 && c + 1 < chunks)
-                continue;
             bar_arrive_copies(&k.bars->full[slot]);
+            x += 64;
             if (++slot == a.n_slots) {
                 slot = 0;
                 turn ^= 1;
@@ -229,6 +220,7 @@ DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
                                  struct gemm_persistent_cursor &at, int chunks, int count,
                                  float (&acc)[MOST / 2])
 {
+    typedef gemm_persistent_widths<MOST> W;
     int lane = lane_id();
     const uint8_t *mine = k.ring + warp_id() * format<KIND>::BYTES;
     uint64_t *last = NULL;
@@ -250,18 +242,18 @@ DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
             u.template frag<op_wgmma>(j, f[j & 1]);
             uint64_t b = rows + 2 * (uint64_t)j;
             /* no separate loop per width: each would get its own accumulator registers */
-            if (count > WIDTH_C) {
-                if (count > WIDTH_B)
-                    gemm_persistent_multiply<WIDTH_A>(acc, f[j & 1], b);
+            if (count > W::C) {
+                if (count > W::B)
+                    gemm_persistent_multiply<W::A>(acc, f[j & 1], b);
                 else
-                    gemm_persistent_multiply<WIDTH_B>(acc, f[j & 1], b);
-            } else if (count > WIDTH_E) {
-                if (count > WIDTH_D)
-                    gemm_persistent_multiply<WIDTH_C>(acc, f[j & 1], b);
+                    gemm_persistent_multiply<W::B>(acc, f[j & 1], b);
+            } else if (count > W::E) {
+                if (count > W::D)
+                    gemm_persistent_multiply<W::C>(acc, f[j & 1], b);
                 else
-                    gemm_persistent_multiply<WIDTH_D>(acc, f[j & 1], b);
+                    gemm_persistent_multiply<W::D>(acc, f[j & 1], b);
             } else
-                gemm_persistent_multiply<WIDTH_E>(acc, f[j & 1], b);
+                gemm_persistent_multiply<W::E>(acc, f[j & 1], b);
         }
         int next = c + 1;
         if (next < chunks) {
@@ -284,71 +276,6 @@ DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
         bar_arrive(last);
     bar_arrive(&k.bars->codes_empty[at.kt & 1]);
     at.kt++;
-}
-
-/* The same for at most 64 rows. */
-template <int KIND, int MOST>
-DEVICE void
-gemm_persistent_whole(const struct gemm_persistent_args &a, const struct gemm_persistent_block &k,
-                      struct gemm_persistent_cursor &at, int chunks, float (&acc)[MOST / 2])
-{
-    int lane = lane_id();
-    const uint8_t *mine = k.ring + warp_id() * format<KIND>::BYTES;
-    uint64_t *last = NULL;
-    format<KIND> u;
-    uint32_t f[2][4];
-    bar_wait(&k.bars->codes_full[at.kt & 1], at.kt >> 1);
-    u.fetch(mine + (at.kt & 1) * a.stage, 0, lane);
-#pragma unroll 1
-    for (int left = chunks; left > 0; left -= 4) {
-        bar_wait(&k.bars->full[at.slot], at.turn);
-        wgmma_publish();
-        uint64_t rows = wgmma_desc(k.slots + at.slot * gemm_persistent_size<MOST>::STAGE);
-        const uint8_t *tile = mine + (at.kt & 1) * a.stage;
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            if (q && q >= left)
-                break;
-            u.ready();
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                wgmma_wait<1>(); /* f[j & 1] has been read */
-                if (!q && j == 1 && last && lane == 0)
-                    bar_arrive(last); /* and all of the previous k tile */
-                u.template frag<op_wgmma>(j, f[j & 1]);
-                gemm_persistent_multiply<MOST>(acc, f[j & 1],
-                                               rows + (uint64_t)(q * (MOST * 128 / 16) + 2 * j));
-            }
-            if (q < 3 && q + 1 < left)
-                u.fetch(tile, q + 1, lane);
-        }
-        bar_arrive(&k.bars->codes_empty[at.kt & 1]); /* every lane releases what it has read */
-        at.kt++;
-        if (left > 4) {
-            bar_wait(&k.bars->codes_full[at.kt & 1], at.kt >> 1);
-            u.fetch(mine + (at.kt & 1) * a.stage, 0, lane);
-        }
-        last = &k.bars->empty[at.slot];
-        if (++at.slot == a.n_slots) {
-            at.slot = 0;
-            at.turn ^= 1;
-        }
-    }
-    wgmma_wait<0>();
-    if (lane == 0)
-        bar_arrive(last);
-}
-
-template <int KIND, int MOST>
-DEVICE void gemm_persistent_tile(const struct gemm_persistent_args &a,
-                                 const struct gemm_persistent_block &k,
-                                 struct gemm_persistent_cursor &at,
-                                 const struct gemm_persistent_item &t, float (&acc)[MOST / 2])
-{
-    if constexpr (gemm_persistent_size<MOST>::WHOLE)
-        gemm_persistent_whole<KIND, MOST>(a, k, at, t.chunks, acc);
-    else
-        gemm_persistent_loop<KIND, MOST>(a, k, at, t.chunks, t.count, acc);
 }
 
 /* Epilogue: results are written from registers (gemm_out.cuh). */
@@ -458,7 +385,7 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
     uint8_t *shared = shared_align(raw, PERSISTENT_ALIGN);
     struct gemm_persistent_block k;
     k.slots = shared;
-    k.ring = shared + a.n_slots * gemm_persistent_size<MOST>::STAGE;
+    k.ring = shared + a.n_slots * MOST * 128;
     k.swap = k.ring + PERSISTENT_STAGES * a.stage;
     k.items = (struct gemm_persistent_item *)(k.swap + PERSISTENT_SWAP);
     k.bars = (struct gemm_persistent_bars *)(k.items + 2);
@@ -495,11 +422,11 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
         float acc[MOST / 2] = {};
         wgmma_use(acc);
         if constexpr (KIND != ANY_K)
-            gemm_persistent_tile<KIND, MOST>(a, k, at, t, acc);
+            gemm_persistent_loop<KIND, MOST>(a, k, at, t.chunks, t.count, acc);
         else if (t.kind == TILE_Q4_K)
-            gemm_persistent_tile<TILE_Q4_K, MOST>(a, k, at, t, acc);
+            gemm_persistent_loop<TILE_Q4_K, MOST>(a, k, at, t.chunks, t.count, acc);
         else
-            gemm_persistent_tile<TILE_Q6_K, MOST>(a, k, at, t, acc);
+            gemm_persistent_loop<TILE_Q6_K, MOST>(a, k, at, t.chunks, t.count, acc);
         wgmma_use(acc);
         bar_wait(&k.bars->rows_full[it & 1], it >> 1);
         const struct gemm_args &p = a.part[t.part];
@@ -517,10 +444,9 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
     }
 }
 
-/* With n_slots stages of the activations' ring. */
-template <int MOST> static size_t gemm_persistent_shared(int tile_bytes, int n_slots)
+static size_t gemm_persistent_shared(int tile_bytes, int most, int n_slots)
 {
-    return PERSISTENT_ALIGN + (size_t)(n_slots * gemm_persistent_size<MOST>::STAGE) +
+    return PERSISTENT_ALIGN + (size_t)(n_slots * most * 128) +
            (size_t)(PERSISTENT_STAGES * PERSISTENT_TILES * tile_bytes) + PERSISTENT_SWAP +
            2 * sizeof(struct gemm_persistent_item) + sizeof(struct gemm_persistent_bars) +
            2 * sizeof(int);
@@ -543,7 +469,7 @@ bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *g
     bytes = other > bytes ? other : bytes;
     return gemm_persistent_kinds(gate_up, down) && gemm_wgmma_suits(cu, gate_up, true) &&
            gemm_wgmma_suits(cu, down, false) &&
-           gemm_persistent_shared<PERSISTENT_ROWS>(bytes, 4) <= cu->shared_limit;
+           gemm_persistent_shared(bytes, PERSISTENT_ROWS, 4) <= cu->shared_limit;
 }
 
 template <int KIND, int MOST>
@@ -552,25 +478,21 @@ static void gemm_persistent_launch(struct cuda_backend *cu, struct gemm_persiste
     int bytes = a->part[0].w.max_tile_bytes, other = a->part[1].w.max_tile_bytes;
     bytes = other > bytes ? other : bytes;
     a->stage = PERSISTENT_TILES * bytes;
-    a->n_slots = gemm_persistent_size<MOST>::STAGES;
-    while (gemm_persistent_shared<MOST>(bytes, a->n_slots) > cu->shared_limit)
+    a->n_slots = PERSISTENT_SLOTS;
+    while (gemm_persistent_shared(bytes, MOST, a->n_slots) > cu->shared_limit)
         a->n_slots--;
     cuda_launch(cu, gemm_persistent_kernel<KIND, MOST>, dim3((unsigned)cu->n_sm),
-                PERSISTENT_THREADS, gemm_persistent_shared<MOST>(bytes, a->n_slots), LAUNCH_EARLY,
+                PERSISTENT_THREADS, gemm_persistent_shared(bytes, MOST, a->n_slots), LAUNCH_EARLY,
                 *a);
 }
 template <int KIND>
 static void gemm_persistent_sized(struct cuda_backend *cu, struct gemm_persistent_args *a,
                                   int width)
 {
-    if (width > 64)
+    if (width == PERSISTENT_ROWS)
         gemm_persistent_launch<KIND, PERSISTENT_ROWS>(cu, a);
-    else if (width > 48)
-        gemm_persistent_launch<KIND, 64>(cu, a);
-    else if (width > 32)
-        gemm_persistent_launch<KIND, 48>(cu, a);
     else
-        gemm_persistent_launch<KIND, 32>(cu, a);
+        gemm_persistent_launch<KIND, 64>(cu, a);
 }
 
 static int gemm_persistent_blocks(const struct gemm_args &p)
@@ -578,11 +500,9 @@ static int gemm_persistent_blocks(const struct gemm_args &p)
     return p.y_fp16 ? ceil_div(p.w.n_tiles / 2, 8) : ceil_div(p.w.n_tiles, PERSISTENT_TILES);
 }
 
-/* So many that few experts have more: a second tile decodes all weights again. */
 int gemm_persistent_expert_rows(int pairs, int n_expert)
 {
-    int rows = ceil_div(pairs, n_expert);
-    return rows > 66 ? PERSISTENT_ROWS : rows > 37 ? 64 : rows > 23 ? 48 : 32;
+    return ceil_div(pairs, n_expert) > 44 ? PERSISTENT_ROWS : 64;
 }
 
 void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in,

@@ -706,7 +706,7 @@ void router_add_same(struct cuda_backend *cu, const float *x, float *y, int rows
                 0, LAUNCH_EARLY, x, (const float *)cu->routing.same, y, width);
 }
 
-enum { ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };
+enum { ROUTER_ROWS = 64, ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };
 
 struct router_rows_args {
     struct matrix w;
@@ -735,23 +735,17 @@ DEVICE void split_rows(const float4 &r0, const float4 &r1, uint32_t (&hi)[2][4],
     split_tf32(r1.w, &hi[1][3], &lo[1][3]);
 }
 
-/* Grid: (tiles of ROWS rows, k tiles, groups of 128 experts); a warp has 16 experts. */
-template <int ROWS>
+/* Grid: (tiles of 64 rows, k tiles, groups of 128 experts); a warp has 16 experts. */
 static __global__ void __launch_bounds__(256)
     router_rows_kernel(const __grid_constant__ struct router_rows_args p)
 {
-    SHARED_BYTES(shared); /* (ROWS, ROUTER_STRIDE) floats */
+    SHARED_BYTES(shared); /* (64, ROUTER_STRIDE) floats */
     float *xs = (float *)shared;
     int lane = lane_id(), g = lane >> 2, c = lane & 3, n_embd = p.w.n_in, kt = (int)blockIdx.y;
-    int t0 = (int)blockIdx.x * ROWS, e0 = (int)blockIdx.z * ROUTER_EXPERTS + warp_id() * 16;
-    bool mine = e0 < p.w.n_out;
-    const float *tile =
-        (const float *)tile_address(p.w, &p.w.seg[0], 0, mine ? e0 / TILE_ROWS : 0, kt);
-    const float *w0 = tile + g * TILE_K + 4 * c, *w1 = w0 + 8 * TILE_K;
-    float4 n0 = *(const float4 *)w0, n1 = *(const float4 *)w1;
+    int t0 = (int)blockIdx.x * ROUTER_ROWS, e0 = (int)blockIdx.z * ROUTER_EXPERTS + warp_id() * 16;
     dependency_trigger();
     dependency_wait();
-    for (int i = (int)threadIdx.x; i < ROWS * (TILE_K / 4); i += 256) {
+    for (int i = (int)threadIdx.x; i < ROUTER_ROWS * (TILE_K / 4); i += 256) {
         int row = i / (TILE_K / 4), k = i % (TILE_K / 4) * 4, t = min(t0 + row, p.rows - 1);
         bool there = kt * TILE_K + k < n_embd; /* rows are multiples of 32 bytes */
         copy_async16_or_zero(xs + row * ROUTER_STRIDE + k,
@@ -761,10 +755,13 @@ static __global__ void __launch_bounds__(256)
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
-    if (!mine)
+    if (e0 >= p.w.n_out)
         return;
+    const float *tile = (const float *)tile_address(p.w, &p.w.seg[0], 0, e0 / TILE_ROWS, kt);
+    const float *w0 = tile + g * TILE_K + 4 * c, *w1 = w0 + 8 * TILE_K;
     const float *x0 = xs + g * ROUTER_STRIDE + 4 * c;
-    float acc[ROWS / 8][4] = {};
+    float acc[ROUTER_ROWS / 8][4] = {};
+    float4 n0 = *(const float4 *)w0, n1 = *(const float4 *)w1;
 #pragma unroll 2
     for (int k = 0; k < TILE_K; k += 16) {
         float4 r0 = n0, r1 = n1;
@@ -774,7 +771,7 @@ static __global__ void __launch_bounds__(256)
         split_rows(r0, r1, hi, lo);
 #pragma unroll
         for (int half = 0; half < 2; half++) { /* consecutive products use different accumulators */
-            const int NT = ROWS / 16;
+            const int NT = ROUTER_ROWS / 16;
             uint32_t bh[NT][4], bl[NT][4];
 #pragma unroll
             for (int n = 0; n < NT; n++) {
@@ -800,7 +797,7 @@ static __global__ void __launch_bounds__(256)
     }
     float *out = p.logits + (size_t)kt * (size_t)p.rows * (size_t)p.w.n_out;
 #pragma unroll
-    for (int n = 0; n < ROWS / 8; n++)
+    for (int n = 0; n < ROUTER_ROWS / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int t = t0 + n * 8 + 2 * c + (i & 1), e = e0 + g + 8 * (i >> 1);
@@ -810,25 +807,14 @@ static __global__ void __launch_bounds__(256)
         }
 }
 
-template <int ROWS>
-static void router_rows_launch(struct cuda_backend *cu, const struct router_rows_args &p)
-{
-    dim3 grid((unsigned)ceil_div(p.rows, ROWS), (unsigned)p.w.n_kt,
-              (unsigned)ceil_div(p.w.n_out, ROUTER_EXPERTS));
-    cuda_launch(cu, router_rows_kernel<ROWS>, grid, 256, (size_t)(ROWS * ROUTER_STRIDE * 4),
-                LAUNCH_EARLY, p);
-}
-
-/* Tiles of 32 rows where those of 64 leave half of the SMs idle. A row's logits are the same. */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows)
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
     struct router_rows_args p = {*w, x, cu->routing.logits, rows};
-    int blocks = ceil_div(rows, 64) * w->n_kt * ceil_div(w->n_out, ROUTER_EXPERTS);
-    if (2 * blocks <= cu->n_sm)
-        router_rows_launch<32>(cu, p);
-    else
-        router_rows_launch<64>(cu, p);
+    dim3 grid((unsigned)ceil_div(rows, ROUTER_ROWS), (unsigned)w->n_kt,
+              (unsigned)ceil_div(w->n_out, ROUTER_EXPERTS));
+    cuda_launch(cu, router_rows_kernel, grid, 256, (size_t)(ROUTER_ROWS * ROUTER_STRIDE * 4),
+                LAUNCH_EARLY, p);
 }
 
 /*
