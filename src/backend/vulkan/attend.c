@@ -30,7 +30,7 @@ static uint32_t group_of(const struct vulkan *v, const struct call *c)
     const struct attn_args *a = c->args;
     uint32_t n = a->n_heads / a->n_kv_heads;
     if (c->format_k != c->format_v || (a->flags & ATTN_LATENT) || a->k_dim % 8 || a->v_dim % 8 ||
-        v->shared < SHARED)
+        (a->flags & ATTN_CHOSEN) || v->shared < SHARED)
         return 0;
     uint32_t group = n < MAX_GROUP ? n : MAX_GROUP;
     while (group && (n % group || group * a->k_dim > MAX_QUERIES))
@@ -53,11 +53,14 @@ static void run_split(struct vulkan *v, const struct call *c, enum vulkan_kernel
     uint32_t splits = vulkan_splits((int)c->rows, (int)across);
     uint32_t chunks = (uint32_t)v->reach / CHUNK;
     a->splits = splits < chunks ? splits : chunks;
-    a->bytes = a->v_dim % 16 ? 0 : vulkan_bytes(v, (int)c->rows, (int)(a->n_heads * a->v_dim));
+    bool chosen = a->flags & ATTN_CHOSEN;
+    uint64_t bytes =
+        a->v_dim % 16 || chosen ? 0 : vulkan_bytes(v, (int)c->rows, (int)(a->n_heads * a->v_dim));
+    a->bytes = chosen ? v->s.chosen_keys : bytes;
     vulkan_run(v, k, c->format_k, second, a, sizeof *a, across, c->rows, a->splits);
     if (a->splits > 1)
         vulkan_run(v, KERNEL_ATTN_JOIN, 0, 0, a, sizeof *a, a->n_heads, c->rows, 1);
-    vulkan_has_bytes(v, a->a, a->bytes);
+    vulkan_has_bytes(v, a->a, bytes);
 }
 
 static void run_group(struct vulkan *v, const struct call *c)
@@ -78,8 +81,9 @@ static bool coop_fits(const struct vulkan *v, const struct call *c)
     const struct attn_args *a = c->args;
     uint32_t dim = a->k_dim > a->v_dim ? a->k_dim : a->v_dim;
     return v->coop && v->shuffle && c->format_k == FORMAT_F16 && c->format_v == FORMAT_F16 &&
-           !(a->flags & (ATTN_LATENT | ATTN_TURN)) && a->k_dim % 16 == 0 && a->v_dim % 16 == 0 &&
-           dim <= MAX_DIM && v->shared >= (dim > MAX_DIM / 2 ? SHARED_WIDE : SHARED) &&
+           !(a->flags & (ATTN_LATENT | ATTN_TURN | ATTN_CHOSEN)) && a->k_dim % 16 == 0 &&
+           a->v_dim % 16 == 0 && dim <= MAX_DIM &&
+           v->shared >= (dim > MAX_DIM / 2 ? SHARED_WIDE : SHARED) &&
            v->bounds.max_pages * v->bounds.page_len < MAX_POS;
 }
 

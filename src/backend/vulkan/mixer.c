@@ -95,6 +95,7 @@ static void attend(struct vulkan *v, const struct attention *a, const struct kv_
                              .lda = s->ld_heads,
                              .window = (uint)a->window,
                              .flags = (a->chunked ? ATTN_CHUNKED : 0u) |
+                                      (a->index.n_chosen ? ATTN_CHOSEN : 0u) |
                                       (a->bidirectional ? ATTN_BIDIRECTIONAL : 0u) |
                                       (a->span == SPAN_ONLY ? ATTN_SPAN_ONLY : 0u) |
                                       (a->span == SPAN_ALSO ? ATTN_SPAN_ALSO : 0u) |
@@ -146,6 +147,7 @@ static void mix_attention(struct vulkan *v, const struct mixer *m, int layer)
         vulkan_clipped(v, &qkv, a->clips, widths, 3);
     else
         vulkan_product(v, &qkv);
+    vulkan_index(v, &a->index, kv, s->n, s->ld_x, a->n_kv_heads);
     if (a->wgate)
         vulkan_product(v, &(struct product){.w = a->wgate,
                                             .x = s->n,

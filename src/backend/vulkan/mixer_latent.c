@@ -122,7 +122,7 @@ static void attend(struct vulkan *v, const struct latent *l, const struct kv_lay
                              .page_len = (uint)v->bounds.page_len,
                              .ldq = H * W,
                              .lda = H * C,
-                             .flags = ATTN_LATENT,
+                             .flags = ATTN_LATENT | (l->index.n_chosen ? ATTN_CHOSEN : 0u),
                              .scale = l->scale};
     vulkan_attend(v, &args, format, format);
     vulkan_product(v, &(struct product){.w = l->wvb,
@@ -138,10 +138,15 @@ static void attend(struct vulkan *v, const struct latent *l, const struct kv_lay
 uint32_t vulkan_mix_latent(struct vulkan *v, const struct mixer *m, int layer)
 {
     const struct latent *l = &m->latent;
+    const struct vulkan_scratch *s = &v->s;
     const struct kv_layer *kv = &v->batch.kv[layer];
     vulkan_angles(v);
     vulkan_read_block(v, &m->block);
     queries(v, l);
+    if (l->wqa)
+        vulkan_index(v, &l->index, kv, s->qkv, vulkan_ld(l->q_rank), 1);
+    else
+        vulkan_index(v, &l->index, kv, s->n, s->ld_x, 1);
     store(v, l, kv);
     attend(v, l, kv);
     return (uint32_t)(l->n_heads * l->v_dim);

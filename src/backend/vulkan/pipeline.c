@@ -49,8 +49,9 @@ void vulkan_pipelines_close(struct vulkan *v)
 bool vulkan_has_constants(enum vulkan_kernel k)
 {
     return k == KERNEL_EMBED || k == KERNEL_ATTN || k == KERNEL_ATTN_GROUP ||
-           k == KERNEL_ATTN_COOP || k == KERNEL_DELTA || k == KERNEL_SSM || k == KERNEL_SCAN ||
-           k == KERNEL_GEMV || k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP;
+           k == KERNEL_ATTN_COOP || k == KERNEL_DELTA || k == KERNEL_SSM ||
+           k == KERNEL_INDEX_SCORE || k == KERNEL_SCAN || k == KERNEL_GEMV ||
+           k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP;
 }
 
 static bool uses_coop(enum vulkan_kernel k)

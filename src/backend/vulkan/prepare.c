@@ -18,7 +18,7 @@ static const uint64_t PARTS =
     PART_SSM | PART_SHORT_CONV | PART_LATENT | PART_LATENT_TEMPERATURE | PART_SILU_CLAMP |
     PART_ROUTER_INPUT | PART_SSM_SCALES | PART_MTP | PART_TOWER | PART_SCAN | PART_LIGHTNING |
     PART_SPARSE_MIXER | PART_ROUTERS_2 | PART_LATE_EXPERTS | PART_LATENT_EXPERTS | PART_KEEP |
-    PART_ALTUP | PART_LAYER_EMBED | PART_SPARSE_ACT;
+    PART_SPARSE | PART_ALTUP | PART_LAYER_EMBED | PART_SPARSE_ACT;
 
 static bool attention_supported(const struct attention *a, int i, struct error *err)
 {
@@ -65,7 +65,8 @@ bool vulkan_supports(struct backend *be, const struct network *net, struct error
             return false;
         if (l->mixer.kind == MIXER_LATENT && !vulkan_latent_supported(&l->mixer.latent, i, err))
             return false;
-        if (!vulkan_state_supported(&l->mixer, i, err))
+        if (!vulkan_index_supported(&l->mixer, i, err) ||
+            !vulkan_state_supported(&l->mixer, i, err))
             return false;
         if (l->mlp.router.w && !experts_supported(&l->mlp, i, err))
             return false;
@@ -292,8 +293,8 @@ bool vulkan_prepare(struct backend *be, const struct network *net, const struct 
     v->parallel = false;
     for (int i = 0; i < net->n_layers; i++)
         v->parallel |= net->layers[i].mixer.block.parallel || net->layers[i].mlp.block.parallel;
-    if (!cache_fits(bounds, net, err) || !own_scratch(v, err) || !share_steps(v, err) ||
-        !put_ropes(v, err))
+    if (!cache_fits(bounds, net, err) || !own_scratch(v, err) || !vulkan_index_prepare(v, err) ||
+        !share_steps(v, err) || !put_ropes(v, err))
         return false;
     uint32_t k = vulkan_cache_format(bounds->k_type), t = vulkan_cache_format(bounds->v_type);
     vulkan_pipeline(v, KERNEL_ATTN, k, t);

@@ -30,7 +30,7 @@
     X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
     X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw) X(LORA_A, lora_a)                \
     X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join) X(ADD_BYTES, add_bytes)           \
-    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop) X(SCAN, scan) X(STREAMS, streams) X(LEVEL, level) X(TOP, top)                                \
+    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop) X(SCAN, scan) X(STREAMS, streams) X(LEVEL, level) X(TOP, top) X(INDEX_SCORE, index_score) X(INDEX_CHOOSE, index_choose)                                \
     X(BYTES, bytes) X(GEMV_DOT, gemv_dot)
 /* clang-format on */
 
@@ -109,8 +109,9 @@ struct vulkan_scratch {
     uint64_t x, n, y, before, qkv, q, a, gate, hidden, part, sum, narrow;
     uint64_t router, chosen, weights, logits;
     uint64_t to_experts, from_experts; /* latent experts' inputs, and the sums of their outputs */
-    uint64_t streams, laurel, layer_embeds; /* streams.c */
-    uint64_t late;                          /* what the next layer adds to the stream */
+    uint64_t index_q, index_w, index_k, index_scores, chosen_keys; /* index.c */
+    uint64_t streams, laurel, layer_embeds;                        /* streams.c */
+    uint64_t late;               /* what the next layer adds to the stream */
     uint64_t step, embeds;       /* the step block and the given rows of the current step */
     uint64_t tokens;             /* (max_out) the tokens chosen last */
     uint64_t kept, joined;       /* of the MTP block */
@@ -388,6 +389,12 @@ void vulkan_mlp(struct backend *be, const struct mlp *m, int layer);
 /* attend.c: runs attention. args: without splits, parts and bytes. format_k, format_v: of the cache. */
 void vulkan_attend(struct vulkan *v, struct attn_args *args, uint32_t format_k, uint32_t format_v);
 bool vulkan_attn_pick_info(const struct vulkan *v, int i, struct pick_info *out);
+
+/* index.c: which keys the step's rows see. u: the rows that index queries are made of; index keys are made of scratch.n. */
+bool vulkan_index_supported(const struct mixer *m, int i, struct error *err);
+bool vulkan_index_prepare(struct vulkan *v, struct error *err);
+void vulkan_index(struct vulkan *v, const struct indexer *x, const struct kv_layer *kv, uint64_t u,
+                  uint32_t ldu, int n_kv_heads);
 
 /* streams.c */
 uint64_t vulkan_part(const struct vulkan *v, int j); /* the stream's j-th part */

@@ -152,6 +152,7 @@ struct attn_args {
 #define ATTN_SPAN_ALSO     8
 #define ATTN_TURN          16
 #define ATTN_LATENT        32 /* v is the first v_dim values of k */
+#define ATTN_CHOSEN        64 /* `bytes` has the bits of the keys that rows see (index_choose.comp) */
 
 /* a[r][i] *= sigmoid or softplus of g[r][i / each] */
 struct gate_args {
@@ -250,6 +251,14 @@ struct gnorm_args {
     float eps;
     uint plain_gate; /* sigmoid(z) in place of silu(z) */
 };
+
+/* The choice of keys: scores of rows from `first` on; bits of all rows, after CHOSEN_WORDS words (keys of a bit, groups, words of a
+ * list). */
+struct index_args {
+    ADDRESS step, q, w, k, scores, bits;
+    uint dim, n_heads, block, n_groups, n_chosen, page_len, ldq, ld_scores, ld_bits, first;
+};
+#define CHOSEN_WORDS 4
 
 /* Streams of several parts. plane: values between two parts. */
 struct streams_args {

@@ -16,6 +16,15 @@ layout(push_constant) uniform Push { attn_args p; };
 shared float weight[THREADS];
 shared vec4 part[2 * THREADS];
 
+/* Whether sparse attention has chosen a key for the row. */
+bool is_chosen(uint t, uint kv_head, uint key)
+{
+    Words c = Words(p.bytes);
+    uint unit = key / c.v[0], groups = c.v[1];
+    return (Words(p.bytes + 4 * (CHOSEN_WORDS + (uint64_t(t) * groups + (groups > 1 ? kv_head : 0)) * c.v[2])).v[unit / 32] >>
+                (unit & 31u) & 1u) != 0;
+}
+
 /* Leaves the sum of values in q, and returns the largest score and the sum of weights. The workgroup has the chunks of keys
  * part, part + splits and so on. */
 vec2 attend(Ints step, uint t, uint h, uint split)
@@ -51,11 +60,12 @@ vec2 attend(Ints step, uint t, uint h, uint split)
                 s += dot(a, vec4(q[8 * u], q[8 * u + 1], q[8 * u + 2], q[8 * u + 3])) +
                      dot(b, vec4(q[8 * u + 4], q[8 * u + 5], q[8 * u + 6], q[8 * u + 7]));
             }
-            score = s * p.scale;
-            if (p.softcap != 0)
+            if ((p.flags & ATTN_CHOSEN) == 0 || is_chosen(t, kv_head, uint(key)))
+                score = s * p.scale;
+            if (p.softcap != 0 && score > -1.0 / 0.0)
                 score = p.softcap * tanh_of(score / p.softcap);
         }
-        float now = max(top, group_max(score)), keep = exp(top - now);
+        float now = max(max(top, group_max(score)), -3e38), keep = exp(top - now);
         float e = exp(score - now);
         weight[TID] = e;
         total = total * keep + group_sum(e); /* it has the barriers that `weight` needs */

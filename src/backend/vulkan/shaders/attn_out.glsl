@@ -38,7 +38,7 @@ void attn_out(uint t, uint h, bool padding, float total)
         if (p.bytes != 0)
             q[i] = v;
     }
-    if (p.bytes == 0)
+    if (p.bytes == 0 || (p.flags & ATTN_CHOSEN) != 0)
         return;
     barrier();
     uint units = p.v_dim / 16;
