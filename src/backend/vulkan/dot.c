@@ -86,7 +86,10 @@ static void dispatch(struct vulkan *v, const struct vulkan_segment *g, const str
 static void dispatch_wide(struct vulkan *v, const struct vulkan_segment *g,
                           const struct dot_args *args, uint32_t mode, uint32_t rows, uint32_t z)
 {
-    uint32_t log_outs = rows > 4 || g->rows < 4096 ? 0 : g->rows < 16384 ? 1 : 2;
+    uint32_t log_outs = rows > 4          ? g->rows < 2048 ? 1 : 2
+                        : g->rows < 4096  ? 0
+                        : g->rows < 16384 ? 1
+                                          : 2;
     dispatch(v, g, args, mode, rows, log_outs, 128 / v->subgroup << log_outs, z);
 }
 

@@ -111,8 +111,8 @@ static void run_gemm(struct vulkan *v, const struct product *p, const struct vul
     run_tiles(v, KERNEL_GEMM, p, g, args, GEMM_TILE, GEMM_TILE, p->chosen != 0);
 }
 
-/* The inputs are converted once for all segments. */
-static void run_coop(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+/* The inputs as fp16, converted once for all segments. */
+static void put_half(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
                      struct product_args *args)
 {
     uint32_t ld = vulkan_ld(p->w->n_in), rows = p->rows / p->x_div;
@@ -126,11 +126,37 @@ static void run_coop(struct vulkan *v, const struct product *p, const struct vul
     args->x = v->s.half;
     args->ldx = ld;
     args->scale = v->s.half_scale;
+}
+
+static void run_coop(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                     struct product_args *args)
+{
+    put_half(v, p, g, args);
     /* rows of an expert, if they were divided evenly */
     uint32_t mean = p->chosen ? p->rows / (uint32_t)p->w->n_expert : p->rows;
     uint32_t shape = mean <= 32 ? 0 : mean <= 64 || p->chosen || v->shared < COOP_SHARED ? 1 : 2;
     run_tiles(v, KERNEL_GEMM_COOP, p, g, args, COOP_OUTS, 32 << shape,
               shape + 4 * (p->chosen != 0));
+}
+
+/* gemm_coop_few: rows and outputs of a tile. */
+enum { FEW_TILE = 32 };
+
+static bool few_coop_fits(const struct vulkan *v, const struct product *p)
+{
+    return coop_fits(v, p) && v->shared >= COOP_SHARED;
+}
+
+static bool grouped_few_fits(const struct vulkan *v, const struct product *p)
+{
+    return p->chosen && few_coop_fits(v, p);
+}
+
+static void run_coop_few(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                         struct product_args *args)
+{
+    put_half(v, p, g, args);
+    run_tiles(v, KERNEL_GEMM_COOP_FEW, p, g, args, FEW_TILE, FEW_TILE, p->chosen != 0);
 }
 
 /* Rows of a product over experts are counted per eight experts: from RUN on experts have several rows often enough that
@@ -145,12 +171,15 @@ static const struct pick table[] = {
     {"gemv", OP_LINEAR, 1, 8, NULL, "any", "", run_gemv},
     {"gemm", OP_LINEAR, 9, 0, NULL, "any", "", run_gemm},
     {"gemm_coop", OP_LINEAR, 17, 0, coop_fits, "codes F16", "coop", run_coop},
+    {"gemm_coop_few", OP_LINEAR, 17, 32, few_coop_fits, "codes F16", "coop", run_coop_few},
     {"moe_dot", OP_MOE, 1, RUN - 1, vulkan_dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot",
      vulkan_run_dot},
     {"moe_dot_tiles", OP_MOE, RUN, 2 * MANY, dot_tiles_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4",
      "dot", vulkan_run_dot_tiles},
     {"moe_gemm", OP_MOE, MANY, 0, grouped_fits, "any", "", run_gemm},
     {"moe_gemv", OP_MOE, 1, 0, NULL, "any", "", run_gemv},
+    {"moe_coop_few", OP_MOE, MANY, FEW_TILE *EIGHT, grouped_few_fits, "codes F16", "coop",
+     run_coop_few},
     {"moe_coop", OP_MOE, MANY, 0, grouped_coop_fits, "codes F16", "coop", run_coop},
 };
 enum { N_PICKS = (int)(sizeof table / sizeof *table) };

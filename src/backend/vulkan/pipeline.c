@@ -51,12 +51,13 @@ bool vulkan_has_constants(enum vulkan_kernel k)
     return k == KERNEL_EMBED || k == KERNEL_ATTN || k == KERNEL_ATTN_GROUP ||
            k == KERNEL_ATTN_COOP || k == KERNEL_DELTA || k == KERNEL_SSM ||
            k == KERNEL_INDEX_SCORE || k == KERNEL_SCAN || k == KERNEL_GEMV ||
-           k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP;
+           k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP ||
+           k == KERNEL_GEMM_COOP_FEW;
 }
 
 static bool uses_coop(enum vulkan_kernel k)
 {
-    return k == KERNEL_GEMM_COOP || k == KERNEL_ATTN_COOP;
+    return k == KERNEL_GEMM_COOP || k == KERNEL_GEMM_COOP_FEW || k == KERNEL_ATTN_COOP;
 }
 
 VkPipeline vulkan_pipeline(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b)
@@ -124,7 +125,7 @@ void vulkan_apart(struct vulkan *v, bool on)
 static bool keeps_inputs(enum vulkan_kernel k)
 {
     return k == KERNEL_GEMV || k == KERNEL_GEMV_DOT || k == KERNEL_GEMM || k == KERNEL_GEMM_COOP ||
-           k == KERNEL_ROUTE || k == KERNEL_GROUP;
+           k == KERNEL_GEMM_COOP_FEW || k == KERNEL_ROUTE || k == KERNEL_GROUP;
 }
 
 void vulkan_run(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b, const void *args,

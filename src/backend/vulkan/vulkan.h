@@ -30,7 +30,7 @@
     X(SAMPLE_EDIT, sample_edit) X(SAMPLE_BEST, sample_best) X(SAMPLE_WEIGH, sample_weigh)          \
     X(SAMPLE_COLLECT, sample_collect) X(SAMPLE_DRAW, sample_draw) X(LORA_A, lora_a)                \
     X(LORA_B, lora_b) X(PATCH, patch) X(CLIP, clip) X(JOIN, join) X(ADD_BYTES, add_bytes)           \
-    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop) X(SCAN, scan) X(STREAMS, streams) X(LEVEL, level) X(TOP, top) X(INDEX_SCORE, index_score) X(INDEX_CHOOSE, index_choose)                                \
+    X(ATTN_GROUP, attn_group) X(ATTN_COOP, attn_coop) X(SCAN, scan) X(STREAMS, streams) X(LEVEL, level) X(TOP, top) X(GEMM_COOP_FEW, gemm_coop_few) X(INDEX_SCORE, index_score) X(INDEX_CHOOSE, index_choose)                                \
     X(BYTES, bytes) X(GEMV_DOT, gemv_dot)
 /* clang-format on */
 
