@@ -15,7 +15,7 @@ struct attn_pick {
 };
 
 /* Workgroups that fill a large GPU, and keys that a workgroup reads at once. */
-enum { FULL = 1024, CHUNK = 128 };
+enum { FULL = 1024, CHUNK = 128, FEW = 256 };
 
 uint32_t vulkan_splits(int rows, int heads)
 {
@@ -23,7 +23,7 @@ uint32_t vulkan_splits(int rows, int heads)
     return n < 2 ? 1 : n > VULKAN_SPLITS ? VULKAN_SPLITS : (uint32_t)n;
 }
 
-/* Heads that a workgroup of attn_group.comp has; 0: the kernel does not fit. */
+/* Heads that a workgroup of attn_group.comp has: fewer where workgroups are few. 0: the kernel does not fit. */
 static uint32_t group_of(const struct vulkan *v, const struct call *c)
 {
     enum { MAX_GROUP = 8, MAX_QUERIES = 2048, SHARED = 24 << 10 };
@@ -33,7 +33,9 @@ static uint32_t group_of(const struct vulkan *v, const struct call *c)
         (a->flags & ATTN_CHOSEN) || v->shared < SHARED)
         return 0;
     uint32_t group = n < MAX_GROUP ? n : MAX_GROUP;
-    while (group && (n % group || group * a->k_dim > MAX_QUERIES))
+    uint32_t chunks = (uint32_t)v->reach / CHUNK, all = c->rows * a->n_heads * chunks;
+    while (group &&
+           (n % group || group * a->k_dim > MAX_QUERIES || (group > 1 && all / group < FEW)))
         group--;
     return group;
 }

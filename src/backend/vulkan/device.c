@@ -218,6 +218,11 @@ static bool make_device(struct vulkan *v, struct error *err)
     vk.GetPhysicalDeviceProperties2(v->physical, &p);
     vk.GetPhysicalDeviceMemoryProperties2(v->physical, &memory);
     v->subgroup = v11.subgroupSize;
+    v->shared = p.properties.limits.maxComputeSharedMemorySize;
+    v->wide = p.properties.limits.maxComputeWorkGroupInvocations >= 256 &&
+                      p.properties.limits.maxComputeWorkGroupSize[0] >= 256
+                  ? 256
+                  : 128;
     v->shuffle = v11.subgroupSupportedOperations & VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
     features_chain(&f, &has);
     vk.GetPhysicalDeviceFeatures2(v->physical, &f.all);
@@ -237,11 +242,6 @@ static bool make_device(struct vulkan *v, struct error *err)
         extensions[n_extensions++] = coop;
     if (v->dot)
         extensions[n_extensions++] = dot;
-    v->shared = p.properties.limits.maxComputeSharedMemorySize;
-    v->wide = p.properties.limits.maxComputeWorkGroupInvocations >= 256 &&
-                      p.properties.limits.maxComputeWorkGroupSize[0] >= 256
-                  ? 256
-                  : 128;
     v->family = (uint32_t)compute_family(v->physical);
     const VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
                                            .queueFamilyIndex = v->family,

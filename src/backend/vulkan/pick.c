@@ -166,7 +166,7 @@ enum { EIGHT = 8, RUN = 4, MANY = 4 * EIGHT };
 /* Rows on cooperative matrices come after others of the same rows, so they run only if they are forced: they have not been
  * measured on a GPU yet. */
 static const struct pick table[] = {
-    {"gemv_dot", OP_LINEAR, 1, 31, vulkan_dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot",
+    {"gemv_dot", OP_LINEAR, 1, 48, vulkan_dot_fits, "Q4_0 Q8_0 Q4_K Q5_K Q6_K MXFP4", "dot",
      vulkan_run_dot},
     {"gemv", OP_LINEAR, 1, 8, NULL, "any", "", run_gemv},
     {"gemm", OP_LINEAR, 9, 0, NULL, "any", "", run_gemm},

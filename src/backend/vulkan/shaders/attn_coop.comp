@@ -88,10 +88,10 @@ void main()
     }
     barrier();
     LEFT q[K_PARTS];
-    for (uint i = 0; i < K_PARTS; i++)
+    [[unroll]] for (uint i = 0; i < K_PARTS; i++)
         coopMatLoadNV(q[i], kv, mine * LD + 2 * i, LD, false);
     SUM sum[V_PARTS];
-    for (uint i = 0; i < V_PARTS; i++)
+    [[unroll]] for (uint i = 0; i < V_PARTS; i++)
         sum[i] = SUM(0.0);
     float top = LOWEST, total = 0;
     if (p.sinks != 0) {
@@ -102,9 +102,9 @@ void main()
         barrier();
         copy_keys(pages, kv_head, base, last);
         barrier();
-        for (uint j = 0; j < KEYS / 16; j++) {
+        [[unroll]] for (uint j = 0; j < KEYS / 16; j++) {
             SUM s = SUM(0.0);
-            for (uint i = 0; i < K_PARTS; i++) {
+            [[unroll]] for (uint i = 0; i < K_PARTS; i++) {
                 RIGHT k;
                 coopMatLoadNV(k, kv, 16 * j * LD + 2 * i, LD, true);
                 s = coopMatMulAddNV(q[i], k, s);
@@ -115,7 +115,7 @@ void main()
         subgroupBarrier();
         float s[KEYS / 2];
         float most = LOWEST;
-        for (uint i = 0; i < KEYS / 2; i++) {
+        [[unroll]] for (uint i = 0; i < KEYS / 2; i++) {
             int key = base + int(side * (KEYS / 2) + i);
             s[i] = uintBitsToFloat(scores[row * LDS + side * (KEYS / 8) + i / 4][i % 4]) * p.scale;
             if (p.softcap != 0)
@@ -128,7 +128,7 @@ void main()
             float now = max(top, most), keep = exp(top - now);
             total *= keep;
             top = now;
-            for (uint i = 0; i < V_PARTS; i++) {
+            [[unroll]] for (uint i = 0; i < V_PARTS; i++) {
                 subgroupBarrier();
                 coopMatStoreNV(sum[i], scores, mine * LDS, LDS, false);
                 subgroupMemoryBarrierShared();
@@ -140,20 +140,20 @@ void main()
                 coopMatLoadNV(sum[i], scores, mine * LDS, LDS, false);
             }
         }
-        for (uint i = 0; i < KEYS / 2; i++) {
+        [[unroll]] for (uint i = 0; i < KEYS / 2; i++) {
             s[i] = exp(s[i] - top);
             total += s[i];
         }
-        for (uint i = 0; i < KEYS / 16; i++)
+        [[unroll]] for (uint i = 0; i < KEYS / 16; i++)
             weights[row * LDP + side * (KEYS / 16) + i] =
                 uvec4(packHalf2x16(vec2(s[8 * i], s[8 * i + 1])), packHalf2x16(vec2(s[8 * i + 2], s[8 * i + 3])),
                       packHalf2x16(vec2(s[8 * i + 4], s[8 * i + 5])), packHalf2x16(vec2(s[8 * i + 6], s[8 * i + 7])));
         subgroupMemoryBarrierShared();
         subgroupBarrier();
-        for (uint j = 0; j < KEYS / 16; j++) {
+        [[unroll]] for (uint j = 0; j < KEYS / 16; j++) {
             LEFT w;
             coopMatLoadNV(w, weights, mine * LDP + 2 * j, LDP, false);
-            for (uint i = 0; i < V_PARTS; i++) {
+            [[unroll]] for (uint i = 0; i < V_PARTS; i++) {
                 RIGHT v;
                 coopMatLoadNV(v, kv, (KEYS + 16 * j) * LD + 2 * i, LD, false);
                 sum[i] = coopMatMulAddNV(w, v, sum[i]);
@@ -165,7 +165,7 @@ void main()
         total -= exp(Floats(p.sinks).v[h] - top);
     total += subgroupShuffleXor(total, 1);
     uint r = t.first + min(row, t.n - 1);
-    for (uint i = 0; i < V_PARTS; i++) {
+    [[unroll]] for (uint i = 0; i < V_PARTS; i++) {
         subgroupBarrier();
         coopMatStoreNV(sum[i], scores, mine * LDS, LDS, false);
         subgroupMemoryBarrierShared();

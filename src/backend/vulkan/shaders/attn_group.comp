@@ -23,17 +23,17 @@ shared vec2 part_top[THREADS]; /* the largest score and the sum of weights */
 void score_key(uint64_t tile, uint off, uint key)
 {
     float s[GROUP];
-    for (uint g = 0; g < GROUP; g++)
+    [[unroll]] for (uint g = 0; g < GROUP; g++)
         s[g] = 0;
     for (uint u = 0; u < p.k_dim / 8; u++) {
         vec4 a, b;
         kv_eight(TYPE, tile, p.page_len, p.k_dim, off, u, a, b);
-        for (uint g = 0; g < GROUP; g++) {
+        [[unroll]] for (uint g = 0; g < GROUP; g++) {
             uint at = g * (p.k_dim / 4) + 2 * u;
             s[g] += dot(a, queries[at]) + dot(b, queries[at + 1]);
         }
     }
-    for (uint g = 0; g < GROUP; g++) {
+    [[unroll]] for (uint g = 0; g < GROUP; g++) {
         float v = s[g] * p.scale;
         if (p.softcap != 0)
             v = p.softcap * tanh_of(v / p.softcap);
@@ -85,7 +85,7 @@ void attend(Ints step, uint t, uint h0, uint split, bool padding)
     uint units = p.v_dim / 8, groups = THREADS / units, group = TID / units, unit = TID % units;
     float top[GROUP], total[GROUP];
     vec4 a[GROUP], b[GROUP];
-    for (uint g = 0; g < GROUP; g++) {
+    [[unroll]] for (uint g = 0; g < GROUP; g++) {
         bool sink = p.sinks != 0 && split == 0 && group == 0;
         top[g] = sink ? Floats(p.sinks).v[h0 + g] : -3e38;
         total[g] = sink ? 1 : 0;
@@ -100,7 +100,7 @@ void attend(Ints step, uint t, uint h0, uint split, bool padding)
         barrier();
         if (group >= groups || group >= n)
             continue;
-        for (uint g = 0; g < GROUP; g++) {
+        [[unroll]] for (uint g = 0; g < GROUP; g++) {
             float now = top[g];
             for (uint j = group; j < n; j += groups)
                 now = max(now, scores[g * THREADS + j]);
@@ -115,7 +115,7 @@ void attend(Ints step, uint t, uint h0, uint split, bool padding)
             vec4 va, vb;
             kv_eight(TYPE, p.v + (uint64_t(pages.v[at / p.page_len]) * p.n_kv_heads + kv_head) * v_tile, p.page_len,
                      p.v_dim, at % p.page_len, unit, va, vb);
-            for (uint g = 0; g < GROUP; g++) {
+            [[unroll]] for (uint g = 0; g < GROUP; g++) {
                 float w = exp(scores[g * THREADS + j] - top[g]);
                 total[g] += w;
                 a[g] += w * va;
@@ -123,7 +123,7 @@ void attend(Ints step, uint t, uint h0, uint split, bool padding)
             }
         }
     }
-    for (uint g = 0; g < GROUP; g++)
+    [[unroll]] for (uint g = 0; g < GROUP; g++)
         write_head(t, h0 + g, split, units, groups, vec2(top[g], total[g]), a[g], b[g], padding);
 }
 

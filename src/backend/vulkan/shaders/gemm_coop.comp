@@ -38,42 +38,42 @@ void main()
     uint64_t row = uint64_t(t.expert) * p.n_out + min(o0 + mine, p.n_out - 1);
     Words w = Words(p.w + 4 * row * p.row_words);
     Quads x[HELD];
-    for (uint i = 0; i < HELD; i++) {
+    [[unroll]] for (uint i = 0; i < HELD; i++) {
         uint r = min((TID + i * THREADS) / (DEEP / 8), t.n - 1);
         x[i] = Quads(p.x + 2 * uint64_t(tile_row(t, r) / p.x_div) * p.ldx);
     }
     uint so = gl_SubgroupID / (TILE / 32) * FRAGS * 16, sr = gl_SubgroupID % (TILE / 32) * 32;
     SUM sum[FRAGS][2];
-    for (uint i = 0; i < FRAGS; i++)
-        for (uint j = 0; j < 2; j++)
+    [[unroll]] for (uint i = 0; i < FRAGS; i++)
+        [[unroll]] for (uint j = 0; j < 2; j++)
             sum[i][j] = SUM(0.0);
     uvec4 wu[2], xu[HELD]; /* of the next columns */
     for (uint k = 0, now = 0;; k += DEEP, now ^= 1) {
-        for (uint i = 0; i < 2; i++) {
+        [[unroll]] for (uint i = 0; i < 2; i++) {
             uint u = k / 8 + side + i;
             wu[i] = 8 * u < p.n_in ? packed(decode(w, u, l)) : uvec4(0);
         }
-        for (uint i = 0; i < HELD; i++) {
+        [[unroll]] for (uint i = 0; i < HELD; i++) {
             uint u = k / 8 + (TID + i * THREADS) % (DEEP / 8);
             xu[i] = 8 * u < p.n_in ? x[i].v[u] : uvec4(0);
         }
         if (k > 0)
-            for (uint d = 0; d < DEEP / 8; d += 2) {
+            [[unroll]] for (uint d = 0; d < DEEP / 8; d += 2) {
                 LEFT a[FRAGS];
                 RIGHT b[2];
-                for (uint i = 0; i < FRAGS; i++)
+                [[unroll]] for (uint i = 0; i < FRAGS; i++)
                     coopMatLoadNV(a[i], ws[now ^ 1], (so + 16 * i) * LD + d, LD, false);
-                for (uint j = 0; j < 2; j++)
+                [[unroll]] for (uint j = 0; j < 2; j++)
                     coopMatLoadNV(b[j], xs[now ^ 1], (sr + 16 * j) * LD + d, LD, true);
-                for (uint i = 0; i < FRAGS; i++)
-                    for (uint j = 0; j < 2; j++)
+                [[unroll]] for (uint i = 0; i < FRAGS; i++)
+                    [[unroll]] for (uint j = 0; j < 2; j++)
                         sum[i][j] = coopMatMulAddNV(a[i], b[j], sum[i][j]);
             }
         if (k >= p.n_in)
             break;
-        for (uint i = 0; i < 2; i++)
+        [[unroll]] for (uint i = 0; i < 2; i++)
             ws[now][mine * LD + side + i] = wu[i];
-        for (uint i = 0; i < HELD; i++) {
+        [[unroll]] for (uint i = 0; i < HELD; i++) {
             uint at = TID + i * THREADS;
             if (at < TILE * DEEP / 8)
                 xs[now][at / (DEEP / 8) * LD + at % (DEEP / 8)] = xu[i];
@@ -83,8 +83,8 @@ void main()
     barrier();
     /* Each subgroup has room for one matrix of floats: 16 outputs of each of 16 rows. */
     uint room = gl_SubgroupID * 64;
-    for (uint i = 0; i < FRAGS; i++)
-        for (uint j = 0; j < 2; j++) {
+    [[unroll]] for (uint i = 0; i < FRAGS; i++)
+        [[unroll]] for (uint j = 0; j < 2; j++) {
             coopMatStoreNV(sum[i][j], ws[0], room, 4, true);
             subgroupMemoryBarrierShared();
             subgroupBarrier();

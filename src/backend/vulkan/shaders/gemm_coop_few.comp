@@ -53,38 +53,38 @@ void main()
     Words w = Words(p.w + 4 * row * p.row_words);
     Quads x = Quads(p.x + 2 * uint64_t(tile_row(t, min(lane, t.n - 1)) / p.x_div) * p.ldx);
     SUM sum[2][2];
-    for (uint i = 0; i < 2; i++)
-        for (uint j = 0; j < 2; j++)
+    [[unroll]] for (uint i = 0; i < 2; i++)
+        [[unroll]] for (uint j = 0; j < 2; j++)
             sum[i][j] = SUM(0.0);
     for (uint k = gl_SubgroupID * DEEP; k < p.n_in; k += SUBGROUPS * DEEP) {
         uvec4 wu[DEEP / 8], xu[DEEP / 8];
-        for (uint i = 0; i < DEEP / 8; i++) {
+        [[unroll]] for (uint i = 0; i < DEEP / 8; i++) {
             uint u = k / 8 + i;
             wu[i] = 8 * u < p.n_in ? packed(decode(w, u, l)) : uvec4(0);
             xu[i] = 8 * u < p.n_in ? x.v[u] : uvec4(0);
         }
         subgroupBarrier();
-        for (uint i = 0; i < DEEP / 8; i++) {
+        [[unroll]] for (uint i = 0; i < DEEP / 8; i++) {
             room[mine + lane * LD + i] = wu[i];
             room[mine + HALF + lane * LD + i] = xu[i];
         }
         subgroupMemoryBarrierShared();
         subgroupBarrier();
-        for (uint d = 0; d < DEEP / 8; d += 2) {
+        [[unroll]] for (uint d = 0; d < DEEP / 8; d += 2) {
             LEFT a[2];
             RIGHT b[2];
-            for (uint i = 0; i < 2; i++) {
+            [[unroll]] for (uint i = 0; i < 2; i++) {
                 coopMatLoadNV(a[i], room, mine + 16 * i * LD + d, LD, false);
                 coopMatLoadNV(b[i], room, mine + HALF + 16 * i * LD + d, LD, true);
             }
-            for (uint i = 0; i < 2; i++)
-                for (uint j = 0; j < 2; j++)
+            [[unroll]] for (uint i = 0; i < 2; i++)
+                [[unroll]] for (uint j = 0; j < 2; j++)
                     sum[i][j] = coopMatMulAddNV(a[i], b[j], sum[i][j]);
         }
     }
     subgroupBarrier();
-    for (uint i = 0; i < 2; i++)
-        for (uint j = 0; j < 2; j++)
+    [[unroll]] for (uint i = 0; i < 2; i++)
+        [[unroll]] for (uint j = 0; j < 2; j++)
             coopMatStoreNV(sum[i][j], room, mine + 16 * j * (OUTS / 4) + 4 * i, OUTS / 4, true);
     barrier();
     write_sums(t, o0);

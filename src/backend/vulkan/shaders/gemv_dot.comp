@@ -113,30 +113,30 @@ void product(uint e, uint o0, uint r, uint n, uint list)
 {
     uint64_t x[ROWS];
     float sum[OUTS][ROWS];
-    for (uint j = 0; j < ROWS; j++)
+    [[unroll]] for (uint j = 0; j < ROWS; j++)
         x[j] = uint64_t(row_of(r + min(j, n - 1), list) / p.x_div) * (p.ldx / 16);
-    for (uint i = 0; i < OUTS; i++)
-        for (uint j = 0; j < ROWS; j++)
+    [[unroll]] for (uint i = 0; i < OUTS; i++)
+        [[unroll]] for (uint j = 0; j < ROWS; j++)
             sum[i][j] = 0;
     for (uint at = gl_SubgroupInvocationID; at < p.n_in / 32; at += gl_SubgroupSize) {
         uvec2 runs = runs_of(at);
         piece c[OUTS];
-        for (uint i = 0; i < OUTS; i++) {
+        [[unroll]] for (uint i = 0; i < OUTS; i++) {
             uint64_t row = uint64_t(e) * p.n_out + min(o0 + i, p.n_out - 1);
             c[i] = piece_of(Words(p.w + 4 * row * p.row_words), at, p.tail);
         }
-        for (uint j = 0; j < ROWS; j++)
-            for (uint i = 0; i < OUTS && j < n; i++)
+        [[unroll]] for (uint j = 0; j < ROWS; j++)
+            [[unroll]] for (uint i = 0; i < OUTS && j < n; i++)
                 sum[i][j] += run_dot(c[i].a, c[i].d.x, c[i].less.x, x[j] + runs.x) +
                              run_dot(c[i].b, c[i].d.y, c[i].less.y, x[j] + runs.y);
     }
-    for (uint i = 0; i < OUTS; i++)
-        for (uint j = 0; j < ROWS; j++)
+    [[unroll]] for (uint i = 0; i < OUTS; i++)
+        [[unroll]] for (uint j = 0; j < ROWS; j++)
             sum[i][j] = subgroupAdd(sum[i][j]);
     if (!subgroupElect())
         return;
-    for (uint i = 0; i < OUTS; i++)
-        for (uint j = 0; j < ROWS; j++)
+    [[unroll]] for (uint i = 0; i < OUTS; i++)
+        [[unroll]] for (uint j = 0; j < ROWS; j++)
             if (o0 + i < p.n_out && j < n) {
                 float bias = p.bias != 0 ? Floats(p.bias).v[e * p.n_all_out + p.first + o0 + i] : 0;
                 floats(p.y, uint64_t(row_of(r + j, list)) * p.ldy + p.first).v[o0 + i] = sum[i][j] + bias;
@@ -151,23 +151,23 @@ void pairs(uint e, uint o0, uint r)
     uint first = o0 + gl_SubgroupID * (OUTS / 2);
     uint64_t x = uint64_t(r / p.x_div) * (p.ldx / 16);
     float sum[OUTS];
-    for (uint i = 0; i < OUTS; i++)
+    [[unroll]] for (uint i = 0; i < OUTS; i++)
         sum[i] = 0;
     for (uint at = gl_SubgroupInvocationID; at < p.n_in / 32; at += gl_SubgroupSize) {
         uvec2 runs = runs_of(at);
-        for (uint i = 0; i < OUTS; i++) {
+        [[unroll]] for (uint i = 0; i < OUTS; i++) {
             uint64_t row = uint64_t(e) * p.first + first + i / 2;
             piece c = piece_of(Words((i % 2 == 0 ? p.w : p.pair) + 4 * row * p.row_words), at, p.tail);
             sum[i] += run_dot(c.a, c.d.x, c.less.x, x + runs.x) + run_dot(c.b, c.d.y, c.less.y, x + runs.y);
         }
     }
-    for (uint i = 0; i < OUTS; i++) {
+    [[unroll]] for (uint i = 0; i < OUTS; i++) {
         sum[i] = subgroupAdd(sum[i]);
         if (p.bias != 0)
             sum[i] += Floats(p.bias).v[e * p.n_all_out + i % 2 * p.n_out + first + i / 2];
     }
     if (subgroupElect())
-        for (uint i = 0; i < OUTS; i += 2)
+        [[unroll]] for (uint i = 0; i < OUTS; i += 2)
             values[first - o0 + i / 2] = activation_of(sum[i], sum[i + 1], p.act, p.alpha, p.limit, p.beta);
     barrier();
     if (TID == 0) {
@@ -185,7 +185,7 @@ void combined(uint o0, uint t)
 {
     uint pieces = p.n_in / 32;
     float sum[OUTS];
-    for (uint i = 0; i < OUTS; i++)
+    [[unroll]] for (uint i = 0; i < OUTS; i++)
         sum[i] = 0;
     for (uint n = gl_SubgroupInvocationID; n < pieces * p.x_div; n += gl_SubgroupSize) {
         uint at = n % pieces, r = t * p.x_div + n / pieces, e = Words(p.chosen).v[r] - p.expert_first;
@@ -194,17 +194,17 @@ void combined(uint o0, uint t)
         uvec2 runs = runs_of(at);
         uint64_t x = uint64_t(r) * (p.ldx / 16);
         float weight = Floats(p.weights).v[r];
-        for (uint i = 0; i < OUTS; i++) {
+        [[unroll]] for (uint i = 0; i < OUTS; i++) {
             uint64_t row = uint64_t(e) * p.n_out + min(o0 + i, p.n_out - 1);
             piece c = piece_of(Words(p.w + 4 * row * p.row_words), at, p.tail);
             sum[i] += weight * (run_dot(c.a, c.d.x, c.less.x, x + runs.x) + run_dot(c.b, c.d.y, c.less.y, x + runs.y));
         }
     }
-    for (uint i = 0; i < OUTS; i++)
+    [[unroll]] for (uint i = 0; i < OUTS; i++)
         sum[i] = subgroupAdd(sum[i]);
     if (!subgroupElect())
         return;
-    for (uint i = 0; i < OUTS && o0 + i < p.n_out; i++) {
+    [[unroll]] for (uint i = 0; i < OUTS && o0 + i < p.n_out; i++) {
         for (uint r = t * p.x_div; p.bias != 0 && r < (t + 1) * p.x_div; r++) {
             uint e = Words(p.chosen).v[r] - p.expert_first;
             if (e < p.n_own)
