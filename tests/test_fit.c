@@ -106,6 +106,7 @@ static void test_bytes(void **state)
         {"tests/golden/jamba", {.max_seqs = 4}},
         {"tests/golden/glm_moe_dsa", {.context = 1024}},
         {"tests/golden/minimax_m3", {.max_seqs = 4, .k_type = DT_BF16}},
+        {"tests/golden/inkling", {.context = 256}}, /* experts of two tensors */
         {"--shape tiny-moe --quant q4_k_m", {.context = 4096}},
         {"--shape tiny-moe --quant q2_k", {.max_tokens = 2048}},
         {"--shape tiny-moe --quant iq2_xxs",

@@ -86,7 +86,8 @@ static bool form_of(const struct rank_counter *k, const struct tensor_spec *spec
 {
     struct placed_tensor place = {k, r->name, spec->layer};
     bool part = (!k->f->is_gguf || r->also_gguf) && r->tensor_rows;
-    bool stacked = build_stacked(k->f, r->name) && spec->n_expert > 1 && !r->stride;
+    int n_expert = spec->n_expert - (r->more ? r->n_more : 0); /* the others have the same form */
+    bool stacked = build_stacked(k->f, r->name) && n_expert > 1 && !r->stride;
     /* stride: one tensor has the matrices of all heads */
     int64_t height = part ? r->tensor_rows : r->n;
     int n_in = spec->n_in;
@@ -104,13 +105,13 @@ static bool form_of(const struct rank_counter *k, const struct tensor_spec *spec
                              .config = &k->c->layout,
                              .n_in = n_in,
                              .n_out = (int)height,
-                             .n_stack = stacked ? spec->n_expert : 0,
+                             .n_stack = stacked ? n_expert : 0,
                              .transposed = r->transposed && !r->stride};
     struct packed_layout lay = {0};
     if (!k->f->is_gguf && !layout_find(&ask, &lay, k->err))
         return false;
     if (lay.kind == LAYOUT_PLAIN) {
-        if (!plain_form(k, spec, r, n_in, height, stacked ? spec->n_expert : 1, out))
+        if (!plain_form(k, spec, r, n_in, height, stacked ? n_expert : 1, out))
             return false;
     } else {
         *out = (struct row_format){lay.type, lay.group_len, lay.scale != NULL, true};
