@@ -28,13 +28,21 @@ static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pic
            router_records_shared(c->moe.router) <= cu->shared_limit &&
            moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
 }
-/* Experts of wide rows are limited by their weights, which moe_few and moe_grouped read once for eight rows. Few rows of
- * MXFP4 have a kernel of their own, which divides the read more evenly. */
+/* Wide experts of MXFP4 (gpt-oss): moe_quad.cu has a kernel for them, and moe_grouped reads them faster than moe_few. */
+static bool moe_is_wide_mxfp4(const struct pick_case *c)
+{
+    return c->w->n_kt > 8 && matrix_kind(c->w) == TILE_MXFP4 &&
+           matrix_kind(c->mlp.down) == TILE_MXFP4;
+}
+/* Other wide experts are limited by their weights, which moe_few reads once for eight rows. So are more than four rows of
+ * K-quants. */
 static bool moe_quad_records_pay(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    bool mxfp4 = matrix_kind(c->w) == TILE_MXFP4 && matrix_kind(c->mlp.down) == TILE_MXFP4;
-    return c->w->n_kt <= 8 || (mxfp4 && c->rows <= 8);
+    bool k = c->w->set == SET_K && c->mlp.down->set == SET_K;
+    if (c->w->n_kt > 8)
+        return moe_is_wide_mxfp4(c) && c->rows <= 5;
+    return !k || c->rows <= 4 || c->rows > 8;
 }
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -165,6 +173,11 @@ static int moe_grouped_width(const struct cuda_backend *cu, const struct pick_ca
         if (moe_grouped_fits(cu, c->w, c->mlp.down, pairs, moe_tiles(cu, c, width), width))
             return width;
     return 0;
+}
+/* Of the rows of eight or fewer: whether moe_grouped is not faster. */
+static bool moe_short_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return !moe_is_wide_mxfp4(c) || c->rows <= 5 || !moe_grouped_width(cu, c);
 }
 static bool moe_grouped_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -329,8 +342,9 @@ static const struct cuda_pick rows[] = {
      moe_product},
     {"moe_quad_records", PICK_MOE, CODES, 3, 16, NEEDS_NOTHING, TAKES_NORM, moe_quad_records_pay,
      moe_quad_records_fit, moe_quad_records},
-    {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
-    {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_gemv_suits,
+    {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, moe_short_pays, moe_few_suits,
+     moe_few_run},
+    {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, moe_short_pays, moe_gemv_suits,
      moe_gemv_run},
     {"moe_persistent",
      PICK_MOE,
