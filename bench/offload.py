@@ -7,6 +7,7 @@ A synthetic Qwen3-30B-A3B Q4_K_M with random weights (synth_gguf.py; --skew S: r
 of the table in the same rounds. Steel has --gpu-memory LIMIT
 and decides by itself. llama.cpp has the least --n-cpu-moe that would fit such a card: the file's sizes say how many layers of experts fit beside the rest (--beside
 GB is set aside for its cache and buffers). The limit counts what Steel allocates, without the driver's own some 500 MB.
+With --skew also Steel's static split (--n-cpu-moe): the placement by use learns from 600 tokens before it is measured.
 --kl: also the KL of `steel logits` at each limit to the same model wholly on the GPU.
 
 On an H200: python3 bench/offload.py build llama.cpp/build/bin/llama-bench --batched llama.cpp/build/bin/llama-batched-bench --kl
@@ -26,8 +27,11 @@ sys.path.insert(0, os.path.join(HERE, "..", "tests"))
 from gguf_tools import mean_kl, read_logits  # noqa: E402
 
 
+CACHE = tempfile.TemporaryDirectory(prefix="steel-uses-")
+
+
 def run(*command, check=True):
-    r = subprocess.run(command, capture_output=True, text=True)
+    r = subprocess.run(command, env=dict(os.environ, XDG_CACHE_HOME=CACHE.name), capture_output=True, text=True)
     if check and r.returncode:
         sys.exit(f"{' '.join(command)}: {r.stderr[-2000:]}")
     return r
@@ -96,14 +100,20 @@ def main():
         for limit in [float(x) for x in a.limits.split(",")]:
             fit = max(0.0, limit * 2**30 - rest - a.beside * 1e9) / (experts / layers)
             few = max(0, layers - int(fit))
-            mine, theirs = [], []
+            mine, theirs, static = [], [], []
             args = ["--gpu-memory", f"{limit}G", *threads]
+            if a.skew:
+                run(steel, "bench", path, "--device", "cuda", "--skip-cost", "--no-warmup", "-r", "1", "-p", "0", "-n", "600", *args)
             for _ in range(a.rounds):
                 mine.append(steel_rates(steel, path, args))
+                if a.skew:
+                    static.append(steel_rates(steel, path, [*args, "--n-cpu-moe", str(few)]))
                 theirs.append(llama_rates(a.llama_bench, a.batched, path, few, a.threads))
             for test in ("tg48", "pp2048", "x8"):
                 peer, own = median(theirs, test), median(mine, test)
                 print(f"| {limit:g} GB | {test} | {peer:.1f} | {few} | {own:.1f} | {own / peer:.2f} |" if peer else f"| {limit:g} GB | {test} | - | - | {own:.1f} | - |", flush=True)
+                if static:
+                    print(f"| {limit:g} GB | {test}, static split | | {few} | {median(static, test):.1f} | {own / median(static, test):.2f} by use |", flush=True)
             if a.kl:
                 print(f"| {limit:g} GB | KL to all on the GPU | | | {mean_kl(whole, logits(steel, path, folder, args)):.2e} | |", flush=True)
 

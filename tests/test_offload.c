@@ -1,12 +1,16 @@
 /* Which experts stay in host memory (engine/offload.h): by size, by llama.cpp's flags, and flags that cannot be obeyed. */
 #include "engine/offload.h"
+#include "engine/uses.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { LAYERS = 5, EXPERTS = 8 };
 
@@ -50,16 +54,54 @@ static void by_size(void **state)
         struct offload o;
         struct error err;
         assert_true(
-            offload_choose(layers, LAYERS, &(struct offload_wish){0}, cases[i].room, &o, &err));
+            offload_choose(layers, LAYERS, &(struct offload_wish){0}, cases[i].room, 0, &o, &err));
         check(&o, cases[i].want);
         offload_free(&o);
     }
     struct offload all;
     struct error err;
-    assert_true(offload_choose(layers, LAYERS, &(struct offload_wish){0}, 3200, &all, &err));
+    assert_true(offload_choose(layers, LAYERS, &(struct offload_wish){0}, 3200, 0, &all, &err));
     assert_null(all.n_host);
     assert_int_equal(all.device, 3200);
     offload_free(&all);
+}
+
+/* The host keeps all: every layer has as many experts on the device. */
+static void by_use(void **state)
+{
+    (void)state;
+    struct expert_layer layers[LAYERS];
+    static const struct {
+        size_t room, host_room;
+        bool all;
+        int want[LAYERS];
+    } cases[] = {{3199, 3840, true, {0, 0, 0, 0, 1}}, {1600, 3840, true, {0, 4, 4, 4, 4}},
+                 {1850, 9999, true, {0, 3, 3, 4, 4}}, {400, 3840, true, {0, 7, 7, 7, 7}},
+                 {399, 3840, false, {0, 8, 8, 8, 5}}, {1600, 3839, false, {0, 8, 8, 0, 0}}};
+    make(layers);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct offload o;
+        struct error err;
+        assert_true(offload_choose(layers, LAYERS, &(struct offload_wish){0}, cases[i].room,
+                                   cases[i].host_room, &o, &err));
+        assert_int_equal(o.all, cases[i].all);
+        size_t kept = o.host;
+        if (o.all) /* of layers that have experts on the host alone, all */
+            o.host = 0;
+        for (int k = 1; o.all && k < LAYERS; k++) {
+            o.host += 120 * (size_t)o.n_host[k];
+            kept -= o.n_host[k] ? 120 * EXPERTS : 0;
+        }
+        assert_true(!o.all || !kept);
+        check(&o, cases[i].want);
+        offload_free(&o);
+    }
+    struct offload o;
+    struct error err;
+    assert_true(
+        offload_choose(layers, LAYERS, &(struct offload_wish){.layers = 2}, 1600, 9999, &o, &err));
+    assert_false(o.all); /* the user said which */
+    offload_free(&o);
 }
 
 static void by_flags(void **state)
@@ -82,7 +124,7 @@ static void by_flags(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct offload o;
         struct error err;
-        assert_true(offload_choose(layers, LAYERS, &cases[i].wish, 0, &o, &err));
+        assert_true(offload_choose(layers, LAYERS, &cases[i].wish, 0, 0, &o, &err));
         check(&o, cases[i].want);
         offload_free(&o);
     }
@@ -106,16 +148,53 @@ static void refused(void **state)
         struct offload o;
         struct error err = {0};
         assert_false(offload_choose(layers, LAYERS, &(struct offload_wish){.tensors = wrong[i][0]},
-                                    0, &o, &err));
+                                    0, 0, &o, &err));
         assert_non_null(strstr(err.msg, wrong[i][1]));
         assert_null(o.n_host);
         offload_free(&o);
     }
 }
 
+/* Counts of experts between starts: as written; of another model, cut, longer, or no numbers: none. */
+static void kept_uses(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/steel-uses-XXXXXX", model[64], file[256], other[256];
+    float values[4] = {1, 0, 2.5f, 7}, got[5] = {0}, bad[4] = {1, -1, 0, 0};
+    assert_non_null(mkdtemp(folder));
+    snprintf(model, sizeof model, "%s/m.gguf", folder);
+    assert_false(uses_place(folder, model, 4, file, sizeof file)); /* no such model */
+    FILE *f = fopen(model, "w");
+    fputs("model", f);
+    fclose(f);
+    assert_true(uses_place(folder, model, 4, file, sizeof file));
+    assert_true(uses_place(folder, model, 5, other, sizeof other));
+    assert_string_not_equal(file, other);
+    assert_false(uses_read(file, got, 4));
+    assert_true(uses_write(file, values, 4));
+    assert_true(uses_read(file, got, 4));
+    assert_memory_equal(got, values, sizeof values);
+    assert_false(uses_read(file, got, 3));
+    assert_false(uses_read(file, got, 5));
+    f = fopen(file, "a");
+    fputc(0, f);
+    fclose(f);
+    assert_false(uses_read(file, got, 4));
+    assert_true(uses_write(file, values, 4));
+    assert_int_equal(truncate(file, 20), 0);
+    assert_false(uses_read(file, got, 4));
+    assert_true(uses_write(file, bad, 4));
+    assert_false(uses_read(file, got, 4));
+    assert_false(uses_write("/proc/no/such/folder", values, 4));
+    unlink(file);
+    unlink(model);
+    rmdir(folder);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(by_size), cmocka_unit_test(by_flags),
-                                       cmocka_unit_test(refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(by_size), cmocka_unit_test(by_use),
+                                       cmocka_unit_test(by_flags), cmocka_unit_test(refused),
+                                       cmocka_unit_test(kept_uses)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

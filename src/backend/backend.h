@@ -147,6 +147,11 @@ struct tier_ops {
      * and before prepare(): always with own_memory, else with expert_memory. False if the experts of one row do not fit. */
     bool (*settle)(struct backend *be, struct error *err);
     void (*stats)(struct backend *be, struct tier_stats *out); /* memory 0: no expert_memory */
+    /* Of host_all: how often each expert was used of late, in order of layers. Returns their number; 0: none are placed by use. out
+     * NULL: the number alone. Between steps. NULL: always 0. */
+    size_t (*uses)(struct backend *be, float *out);
+    /* Before the first step: as if experts had been used so often, all exchanges of which are made at once. */
+    void (*place)(struct backend *be, const float *uses);
 };
 
 /* A segment of a weight of experts as the host has it: panels of 16 rows (cpu/panel.h). A unit has scales, then blocks of 32

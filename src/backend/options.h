@@ -22,6 +22,8 @@ struct backend_options {
     /* Experts that weights leave in host memory (rawweight.h: n_host) are computed there. Only for a backend with own_memory
      * and tier_ops. backend_open then opens the CPU as `host`, with threads and expert_memory. The device owns it. */
     bool host_experts;
+    /* The host keeps all experts of such a weight, also those on the device. They are exchanged by use. */
+    bool host_all;
     struct backend *host;
 };
 

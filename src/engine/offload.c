@@ -91,6 +91,43 @@ static void take_rest(const struct expert_layer *layers, size_t all, size_t room
     }
 }
 
+static size_t expert_bytes(const struct expert_layer *l)
+{
+    return l->n_expert ? l->bytes / (size_t)l->n_expert : 0;
+}
+
+/* As many experts of every layer on the device as fit, and one more of the first layers. False: not one. */
+static bool take_even(const struct expert_layer *layers, size_t room, struct offload *out)
+{
+    size_t one = 0;
+    int most = 0;
+    for (int i = 0; i < out->n_layers; i++) {
+        one += expert_bytes(&layers[i]);
+        most = layers[i].n_expert > most ? layers[i].n_expert : most;
+    }
+    size_t each = one ? room / one : 0, left = one ? room % one : 0;
+    if (!each || each >= (size_t)most)
+        return false;
+    for (int i = 0; i < out->n_layers; i++) {
+        size_t bytes = expert_bytes(&layers[i]), n = (size_t)layers[i].n_expert;
+        size_t here = each < n ? each : n;
+        if (here < n && bytes <= left) {
+            here++;
+            left -= bytes;
+        }
+        out->n_host[i] = (int)(n - here);
+    }
+    return true;
+}
+
+static size_t all_on_host(const struct expert_layer *layers, int n_layers)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < n_layers; i++)
+        bytes += layers[i].host_bytes ? layers[i].host_bytes : layers[i].bytes;
+    return bytes;
+}
+
 static void count(const struct expert_layer *layers, struct offload *out)
 {
     for (int i = 0; i < out->n_layers; i++) {
@@ -101,13 +138,14 @@ static void count(const struct expert_layer *layers, struct offload *out)
         out->of++;
         out->layers += host > 0;
         out->device += l->bytes / n * (n - host);
-        out->host += (l->host_bytes ? l->host_bytes : l->bytes) / n * host;
+        if (host)
+            out->host += (l->host_bytes ? l->host_bytes : l->bytes) / n * (out->all ? n : host);
     }
 }
 
 bool offload_choose(const struct expert_layer *layers, int n_layers,
-                    const struct offload_wish *wish, size_t room, struct offload *out,
-                    struct error *err)
+                    const struct offload_wish *wish, size_t room, size_t host_room,
+                    struct offload *out, struct error *err)
 {
     size_t all = 0;
     *out = (struct offload){.n_layers = n_layers};
@@ -117,6 +155,9 @@ bool offload_choose(const struct expert_layer *layers, int n_layers,
     bool ok = true;
     if (offload_is_wished(wish))
         ok = take_wish(layers, wish, out, err);
+    else if (all > room && all_on_host(layers, n_layers) <= host_room &&
+             take_even(layers, room, out))
+        out->all = true;
     else
         take_rest(layers, all, room, out);
     count(layers, out);

@@ -13,6 +13,7 @@
 #include "engine/draft_cost.h"
 #include "engine/draft_open.h"
 #include "engine/runtime_int.h"
+#include "engine/uses.h"
 #include "engine/workers.h"
 #include "file/builtin.h"
 #include "model/eagle.h"
@@ -146,8 +147,10 @@ static bool choose_offload(struct runtime *rt, const struct config *c,
     size_t rest = f->weights - experts,
            margin = f->room / 64 + o->copy_bytes; /* what rounding takes, too */
     size_t beside = rest + (kv > f->kv ? kv : f->kv) + f->scratch + margin;
+    /* Those in the file as well are not exchanged: the host has no place of its own for each. */
+    size_t host_room = opt->backend.expert_memory ? 0 : sizing_host_room(opt, 0, 0).usable;
     bool ok = offload_choose(layers, outline->net.n_layers, &opt->offload,
-                             f->room > beside ? f->room - beside : 0, &o->offload, err);
+                             f->room > beside ? f->room - beside : 0, host_room, &o->offload, err);
     mem_free(layers);
     if (ok && o->offload.n_host)
         f->weights = rest + o->offload.device;
@@ -158,11 +161,18 @@ static void tell_offload(struct runtime *rt, struct opening *o)
 {
     struct error note = {0};
     o->device.host_experts = true;
-    error_set(&note,
-              "experts of %d of %d layers (%.1f of %.1f GB) are in host memory and computed "
-              "on the CPU (--n-cpu-moe)",
-              o->offload.layers, o->offload.of, (double)o->offload.host * 1e-9,
-              (double)(o->offload.host + o->offload.device) * 1e-9);
+    o->device.host_all = o->offload.all;
+    if (o->offload.all)
+        error_set(&note,
+                  "the experts used most are on the GPU (%.1f of %.1f GB); the CPU computes the "
+                  "others (--gpu-memory, --n-cpu-moe)",
+                  (double)o->offload.device * 1e-9, (double)o->offload.host * 1e-9);
+    else
+        error_set(&note,
+                  "experts of %d of %d layers (%.1f of %.1f GB) are in host memory and computed "
+                  "on the CPU (--n-cpu-moe)",
+                  o->offload.layers, o->offload.of, (double)o->offload.host * 1e-9,
+                  (double)(o->offload.host + o->offload.device) * 1e-9);
     sizing_add_notice(&rt->notice, &note);
     offload_to_file(rt, o);
 }
@@ -554,7 +564,7 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
         ok = open_gpu(rt, opt, net, device, err);
     if (ok && device_kind(device->device) != DEVICE_GPU) { /* nothing is beside a GPU */
         offload_free(&o->offload);
-        device->host_experts = false;
+        device->host_experts = device->host_all = false;
         device->expert_memory = opt->backend.expert_memory;
     }
     if (ok && device_kind(device->device) == DEVICE_GPU)
@@ -740,6 +750,8 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     lim.keep = rt->draft > 0;
     lim.drafts = rt->draft_from != 0;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
+    if (rt->step)
+        uses_load(rt->be, rt->file->path);
     return rt->step != NULL;
 }
 
@@ -938,6 +950,8 @@ void runtime_close(struct runtime *rt)
     workers_close(rt);
     runtime_close(rt->small);
     draft_vocab_clear(&rt->small_vocab);
+    if (rt->step)
+        uses_save(rt->be, rt->file->path);
     stepper_free(rt->step);
     kvcache_free(rt->kv);
     adapters_free(rt->adapters);

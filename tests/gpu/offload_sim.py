@@ -27,8 +27,11 @@ with open(IDS, "wb") as f:
     f.write(struct.pack("<2i24i", 24, 0, *(i * 7 % 90 + 1 for i in range(24))))
 
 
+ENV = dict(os.environ, STEEL_CONFIG="", XDG_CACHE_HOME=os.path.join(WORK.name, "cache"))
+
+
 def steel(*args, code=0, pick=""):
-    r = subprocess.run([STEEL, *args], env=dict(os.environ, STEEL_CONFIG="", STEEL_PICK=pick), capture_output=True, text=True, timeout=900)
+    r = subprocess.run([STEEL, *args], env=dict(ENV, STEEL_PICK=pick), capture_output=True, text=True, timeout=900)
     assert r.returncode == code, (args, r.returncode, r.stderr)
     return r
 
@@ -47,21 +50,21 @@ def experts(path, *args):
     return next(p for p in plan(path, *args)["parts"] if p["part"] == "experts")
 
 
-def divided(path):
-    """--gpu-memory with which the experts of some layers, and of one a part, are in host memory."""
+def divided(path, context="256", *command):
+    """--gpu-memory with which a command (logits) has some experts, not all, in host memory alone: a little less than all of them need."""
     one = os.path.join(WORK.name, "one")
     with open(one, "wb") as f:
         f.write(struct.pack("<3i", 1, 0, 1))
+    command = command or ("logits", path, "--ids", one, "-o", os.devnull, "--kv-type", "f32")
     low, high = 1 << 28, 1 << 31
     while True:
         mid = (low + high) // 2
-        r = subprocess.run([STEEL, "logits", path, "--ids", one, "-o", os.devnull, "--device", "cuda", "--kv-type", "f32", "-c", "256", "--gpu-memory", str(mid)],
-                           capture_output=True, text=True)
-        layers = re.search(r"experts of (\d+) of (\d+) layers", r.stderr)
-        if r.returncode == 0 and layers and layers.group(1) != layers.group(2):
-            return ["--gpu-memory", str(mid), "-c", "256"]
+        args = ["-c", context, "--gpu-memory", str(mid)]
+        r = subprocess.run([STEEL, *command, "--device", "cuda", *args], env=ENV, capture_output=True, text=True)
+        if r.returncode == 0 and "experts used most are on the GPU" in r.stderr:
+            return args
         assert high - low > 4096, r.stderr
-        low, high = (low, mid) if r.returncode == 0 and not layers else (mid, high)
+        low, high = (low, mid) if r.returncode == 0 and "in host memory" not in r.stderr else (mid, high)
 
 
 def wholes(path, ids):
@@ -74,7 +77,7 @@ def wholes(path, ids):
 def check(name, path, ids, args, whole, limit=LIMIT, pick=""):
     got, err = logits(path, ids, *args, pick=pick)
     kl = mean_kl(whole["--chunk" in args], got)
-    assert "in host memory" in err, (name, args, err)
+    assert "in host memory" in err or "on the GPU (" in err, (name, args, err)
     assert kl <= limit, (name, args, kl, limit)
     print(f"{name} {' '.join(args)} {pick}: KL {kl:.1e}", flush=True)
 
@@ -105,6 +108,31 @@ def test_tiers(rng):
         for args in (some, [*some, *ram], ["--n-cpu-moe", str(rng.randrange(1, 10)), *ram, "--chunk", "1"]):
             check(quant, path, IDS, args, whole, limit)
         check(quant, path, IDS, some, whole, limit, "away_copied")
+
+
+def uses(path, args, tokens):
+    """Share of the uses of experts that the host computed while tokens were generated."""
+    out = steel("bench", path, "--device", "cuda", "--skip-cost", "--no-warmup", "-p", "0", "-n", str(tokens), "-b", "4", "-r", "1", "--json", *args).stdout
+    last = json.loads(out.splitlines()[-1])
+    return last["experts_on_host"] / (last["experts_on_host"] + last["experts_on_device"])
+
+
+def test_use():
+    """Experts used most move to the GPU while it generates, without another result, and are there at the next start."""
+    path = os.path.join(WORK.name, "skewed.gguf")
+    subprocess.run([sys.executable, "bench/synth_gguf.py", path, "--shape", "tiny-moe", "--layers", "10", "--quant", "q4_k_m", "--skew", "1.2"], check=True, capture_output=True)
+    args = divided(path, "64", "bench", path, "--skip-cost", "--no-warmup", "-p", "0", "-n", "1", "-b", "4", "-r", "1")
+    first = uses(path, args, 36)
+    kept = os.listdir(os.path.join(ENV["XDG_CACHE_HOME"], "steel", "experts"))
+    assert len(kept) == 1, kept
+    second = uses(path, args, 4)
+    print(f"skewed: the host computed {first:.3f} of the uses, after the next start {second:.3f}", flush=True)
+    assert second < first, (first, second)
+    whole, limit = wholes(path, IDS)  # the placement is another now
+    args = divided(path)
+    for more in ([], ["--chunk", "1"]):
+        check("skewed", path, IDS, [*args, *more], whole, limit)
+    check("skewed", path, IDS, args, whole, limit, "away_copied")
 
 
 def test_plan():
@@ -153,6 +181,7 @@ def main():
     test_refused()
     test_plan()
     test_tiers(rng)
+    test_use()
     test_cut()
     test_families(rng)
 

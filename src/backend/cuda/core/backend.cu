@@ -515,7 +515,17 @@ static void op_tier_stats(struct backend *be, struct tier_stats *out)
     offload_stats(cuda_self(be), out);
 }
 
-static const struct tier_ops tier = {op_settle, op_tier_stats};
+static size_t op_uses(struct backend *be, float *out)
+{
+    return offload_uses(cuda_self(be), out);
+}
+
+static void op_place(struct backend *be, const float *uses)
+{
+    offload_place(cuda_self(be), uses);
+}
+
+static const struct tier_ops tier = {op_settle, op_tier_stats, op_uses, op_place};
 static const struct adapter_ops adapters = {lora_adapt, lora_unadapt};
 static const struct draft_ops draft = {mtp_keep, mtp_tap, mtp_join};
 static const struct tower_ops tower = {tower_merge, tower_features, true};
@@ -570,7 +580,7 @@ static struct backend *open_device(const struct backend_options *opt, struct err
         opt->host ? INVARIANCE_NONE : INVARIANCE_CHOSEN; /* the host follows its own */
     whole->be.deterministic = opt->deterministic;
     cu->be = &whole->be;
-    offload_open(cu, opt->host, opt->host && opt->expert_memory);
+    offload_open(cu, opt->host, opt->host && opt->expert_memory, opt->host_all);
     if (!cuda_open_device(cu, cuda_device_number(opt->device), opt->background, err)) {
         cuda_close(cu->be);
         return NULL;

@@ -58,6 +58,7 @@ struct cuda_canary {
 struct cuda_offload {
     struct backend *host; /* NULL: nothing is offloaded */
     bool reads;           /* it has tier_ops and expert_memory */
+    bool all;             /* it has the device's experts, too */
     struct offload_worker *worker;
 };
 

@@ -149,9 +149,9 @@ static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, c
     step_mark_end(cu, op == PICK_MOE ? STAGE_EXPERTS : STAGE_FFN);
 }
 
-/* Experts of which the host computes some, or all. */
-static void run_offloaded(struct cuda_backend *cu, struct pick_case *c, struct experts *e,
-                          const struct mlp *m)
+/* Experts of which the host computes some, or all: sends the host's rows, and computes the device's experts. */
+static void start_offloaded(struct cuda_backend *cu, struct pick_case *c, struct experts *e,
+                            const struct mlp *m)
 {
     rows_to_floats(cu, c->x);
     e->offload_x = c->x->floats;
@@ -167,6 +167,11 @@ static void run_offloaded(struct cuda_backend *cu, struct pick_case *c, struct e
         c->stream->add = ADD_ROWS;
         c->stream->d = c->y;
     }
+}
+
+/* Adds the experts that are copied to the device, and the host's. */
+static void finish_offloaded(struct cuda_backend *cu, struct pick_case *c, struct experts *e)
+{
     step_mark(cu);
     bool some = e->offload->n_device > 0;
     some |= offload_copied(cu, c, e, some);
@@ -219,6 +224,21 @@ static void add_same(struct cuda_backend *cu, const struct mlp *m, const struct 
     step_mark_end(cu, STAGE_EXPERTS);
 }
 
+/* The dense part beside experts. */
+static void run_beside(struct cuda_backend *cu, const struct mlp *m, struct pick_case *d,
+                       struct resid_epilogue *epilogue)
+{
+    set_dense(d, m);
+    epilogue->beside = d->y = cu->mlp.dense;
+    run(cu, d->mlp.act.ungated ? PICK_UNGATED : PICK_FFN, d, m);
+    if (m->dense_gate) {
+        d->w = cuda_matrix(m->dense_gate);
+        epilogue->beside_gate = d->y = cu->mlp.dense_gate;
+        pick_run(cu, PICK_LINEAR, d, STAGE_FFN);
+    }
+    epilogue->beside_norm = cuda_gain(cu, &m->dense_out);
+}
+
 /* Dense beside experts, or experts whose rows or router have a norm of their own. All norms read
  * the same row, so they are computed together, except the experts' norm if the experts need more
  * than floats. */
@@ -259,23 +279,19 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_
         n = resid_norms(cu, r, in.gain ? in : any, true, more, n_more);
     if (!in.gain && !r->reads_before)
         n = resid_plain(cu, r);
-    if (m->dense.gate_up) {
-        set_dense(&d, m);
-        epilogue->beside = d.y = cu->mlp.dense;
-        run(cu, d.mlp.act.ungated ? PICK_UNGATED : PICK_FFN, &d, m);
-        if (m->dense_gate) {
-            d.w = cuda_matrix(m->dense_gate);
-            epilogue->beside_gate = d.y = cu->mlp.dense_gate;
-            pick_run(cu, PICK_LINEAR, &d, STAGE_FFN);
-        }
-        epilogue->beside_norm = cuda_gain(cu, &m->dense_out);
-    }
+    bool later = e.offload && !m->experts_in.kind; /* while the host computes */
+    if (m->dense.gate_up && !later)
+        run_beside(cu, m, &d, epilogue);
     if (m->experts_in.kind && !floats) /* nothing is pending: only the norm */
         n = resid_norm(cu, r, cuda_gain(cu, &m->experts_in), true);
     if (e.offload)
-        run_offloaded(cu, &c, &e, m);
+        start_offloaded(cu, &c, &e, m);
     else
         run(cu, PICK_MOE, &c, m);
+    if (m->dense.gate_up && later)
+        run_beside(cu, m, &d, epilogue);
+    if (e.offload)
+        finish_offloaded(cu, &c, &e);
     if (e.same_from)
         add_same(cu, m, &c);
     epilogue->norm = cuda_gain(cu, &m->experts_out);

@@ -1,6 +1,7 @@
 /* Experts in host memory: see offload.h. Owns the network that the host sees, the pinned memory of requests, and the
  * thread that answers them. */
 #include "backend/cuda/moe/offload.h"
+#include "backend/cuda/moe/place.h"
 #include "backend/cuda/moe/stream.h"
 
 extern "C" {
@@ -44,6 +45,7 @@ struct offload_worker {
     float *weights, *weights_mapped;    /* (max_tokens, used) */
     struct offload_sync *sync;          /* device */
     struct expert_stream *stream;       /* NULL: no experts are copied in prompts */
+    struct expert_places *places;       /* NULL: none are exchanged */
 
     pthread_t thread;
     bool started;
@@ -172,8 +174,11 @@ struct expert_stream *offload_stream(const struct cuda_backend *cu)
 
 void offload_stream_begin(struct cuda_backend *cu)
 {
-    if (offload_stream(cu))
-        stream_begin(cu, offload_stream(cu));
+    const struct offload_worker *w = offload_of(cu)->worker;
+    if (!w || !w->stream)
+        return;
+    places_begin(cu, w->places);
+    stream_begin(cu, w->stream);
 }
 
 bool offload_copied(struct cuda_backend *cu, const struct pick_case *c, const struct experts *e,
@@ -262,10 +267,11 @@ void offload_end(struct cuda_backend *cu)
 
 /* Making */
 
-void offload_open(struct cuda_backend *cu, struct backend *host, bool reads)
+void offload_open(struct cuda_backend *cu, struct backend *host, bool reads, bool all)
 {
     offload_of(cu)->host = host;
     offload_of(cu)->reads = reads;
+    offload_of(cu)->all = all;
 }
 
 bool offload_supported(const struct cuda_backend *cu, const struct network *net, struct error *err)
@@ -291,8 +297,8 @@ bool offload_upload(struct cuda_backend *cu, const struct raw_weight *src, struc
 {
     struct backend *host = offload_of(cu)->host;
     CHECK(host, "experts for the host, which is not open");
-    const struct raw_weight part =
-        raw_weight_experts(src, src->n_expert - src->n_host, src->n_host);
+    int first = offload_of(cu)->all ? 0 : src->n_expert - src->n_host;
+    const struct raw_weight part = raw_weight_experts(src, first, src->n_expert - first);
     cw->host = (struct weight *)mem_zalloc(1, sizeof *cw->host);
     if (!host->ops->upload(host, &part, WEIGHT_EXPERTS, cw->host, err)) {
         mem_free(cw->host);
@@ -314,6 +320,7 @@ void offload_release(struct cuda_backend *cu, struct cuda_weight *cw)
     struct backend *host = offload_of(cu)->host;
     if (!cw->host)
         return;
+    stream_wait(offload_stream(cu));
     if (cw->host_bias)
         cuda_free(cu->be, cw->host_bias,
                   (size_t)cw->host->n_expert * (size_t)cw->host->n_out * sizeof(float));
@@ -335,7 +342,7 @@ static bool is_offloaded(const struct mlp *m)
 }
 
 /* Layer `at` of the worker: m, with the host's experts. */
-static void add_layer(struct offload_worker *w, int at, const struct mlp *m)
+static void add_layer(struct offload_worker *w, int at, const struct mlp *m, bool all)
 {
     struct host_layer *l = &w->layers[at];
     struct mlp *to = &w->net_layers[at].mlp;
@@ -346,6 +353,7 @@ static void add_layer(struct offload_worker *w, int at, const struct mlp *m)
     l->used = m->router.n_used;
     l->layer.index = at;
     l->layer.n_device = up->m.n_expert;
+    l->layer.first_host = all ? 0 : up->m.n_expert;
     w->net_layers[at].mixer.kind = MIXER_NONE;
     to->experts = m->experts;
     to->experts.gate_up = up->host;
@@ -360,13 +368,18 @@ static void add_layer(struct offload_worker *w, int at, const struct mlp *m)
     w->width = wide > w->width ? wide : w->width;
 }
 
-/* Tables of all layers in one block. The first n_device experts are in their slots, the others in the host's places. */
+static int experts_of(const struct host_layer *l)
+{
+    return l->layer.first_host + l->router.n_out;
+}
+
+/* Tables of all layers in one block. The first n_device experts are in their slots, the others have ranks. */
 static bool make_slots(struct cuda_backend *cu, struct offload_worker *w, struct error *err)
 {
     size_t all = 0;
     int32_t *table = NULL;
     for (int i = 0; i < w->n; i++)
-        all += (size_t)(w->layers[i].layer.n_device + w->layers[i].router.n_out);
+        all += (size_t)experts_of(&w->layers[i]);
     struct device_buffer map = {(void **)&table, all * sizeof(int32_t)};
     if (!cuda_own(cu, &map, 1, err))
         return false;
@@ -374,7 +387,7 @@ static bool make_slots(struct cuda_backend *cu, struct offload_worker *w, struct
     for (int i = 0; i < w->n; i++) {
         struct offload_layer *l = &w->layers[i].layer;
         l->slot_of = table + (at - slots);
-        for (int e = 0; e < l->n_device + w->layers[i].router.n_out; e++)
+        for (int e = 0; e < experts_of(&w->layers[i]); e++)
             *at++ = e < l->n_device ? e : -1 - (e - l->n_device);
     }
     cuda_copy_in(cu->be, table, slots, all * sizeof *slots);
@@ -423,14 +436,37 @@ static bool start_host(struct offload_worker *w, const struct network *net, int 
     return w->started || error_set(err, "cannot start a thread for experts in host memory");
 }
 
+static bool make_places(struct cuda_backend *cu, struct offload_worker *w, struct error *err)
+{
+    struct error why = {};
+    if (!w->stream || !offload_of(cu)->all)
+        return true;
+    struct offload_layer **layers =
+        (struct offload_layer **)mem_zalloc((size_t)w->n, sizeof *layers);
+    int *n_expert = (int *)mem_zalloc((size_t)w->n, sizeof *n_expert);
+    for (int i = 0; i < w->n; i++) {
+        layers[i] = &w->layers[i].layer;
+        n_expert[i] = experts_of(&w->layers[i]);
+    }
+    w->places = places_new(cu, w->stream, layers, n_expert, w->n, &why);
+    mem_free(n_expert);
+    mem_free(layers);
+    if (why.msg[0] && err)
+        *err = why;
+    return !why.msg[0];
+}
+
 static bool make_stream(struct cuda_backend *cu, struct offload_worker *w,
                         const struct network *net, struct error *err)
 {
     struct stream_layer *layers = (struct stream_layer *)mem_zalloc((size_t)w->n, sizeof *layers);
     struct error why = {};
     for (int i = 0, at = 0; i < net->n_layers; i++)
-        if (is_offloaded(&net->layers[i].mlp))
-            layers[at++] = stream_layer{&net->layers[i].mlp, i};
+        if (is_offloaded(&net->layers[i].mlp)) {
+            const struct offload_layer *l = &w->layers[at].layer;
+            int n = experts_of(&w->layers[at]) - l->n_device;
+            layers[at++] = stream_layer{&net->layers[i].mlp, i, n, l->n_device - l->first_host};
+        }
     w->stream = stream_new(cu, w->host, layers, w->n, &why);
     mem_free(layers);
     if (why.msg[0] && err)
@@ -498,9 +534,10 @@ bool offload_prepare(struct cuda_backend *cu, const struct network *net, int max
     pthread_cond_init(&w->work, NULL);
     for (int i = 0, at = 0; i < net->n_layers; i++)
         if (is_offloaded(&net->layers[i].mlp))
-            add_layer(w, at++, &net->layers[i].mlp);
+            add_layer(w, at++, &net->layers[i].mlp, o->all);
     return make_slots(cu, w, err) && make_buffers(cu, w, (size_t)max_tokens, err) &&
-           start_host(w, net, max_tokens, err) && make_stream(cu, w, net, err);
+           start_host(w, net, max_tokens, err) && make_stream(cu, w, net, err) &&
+           make_places(cu, w, err);
 }
 
 bool offload_settle(struct cuda_backend *cu, struct error *err)
@@ -527,6 +564,20 @@ void offload_stats(struct cuda_backend *cu, struct tier_stats *out)
     out->host_seconds = (double)__atomic_load_n(&w->busy_ns, __ATOMIC_RELAXED) * 1e-9;
 }
 
+size_t offload_uses(struct cuda_backend *cu, float *out)
+{
+    const struct offload_worker *w = offload_of(cu)->worker;
+    return w ? places_uses(w->places, out) : 0;
+}
+
+void offload_place(struct cuda_backend *cu, const float *uses)
+{
+    const struct offload_worker *w = offload_of(cu)->worker;
+    cuda_enter(cu);
+    if (w)
+        places_set(cu, w->places, uses);
+}
+
 static void stop_worker(struct cuda_backend *cu, struct offload_worker *w)
 {
     /* A failed device may have a kernel that waits for an answer to a request that the thread never sees. */
@@ -542,6 +593,7 @@ static void stop_worker(struct cuda_backend *cu, struct offload_worker *w)
     }
     if (cu->stream)
         cudaStreamSynchronize(cu->stream); /* before its pinned memory goes */
+    places_free(w->places);
     stream_free(w->stream);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);

@@ -26,9 +26,12 @@ struct weight;
 
 /* A layer with experts on the host. */
 struct offload_layer {
-    int index;        /* among these layers */
-    int n_device;     /* experts on the device, in slots; 0: none */
-    int32_t *slot_of; /* device (n_expert) slot of an expert; -1 - place: it is on the host */
+    int index;      /* among these layers */
+    int n_device;   /* experts on the device, in slots; 0: none */
+    int first_host; /* expert at the host's place 0 */
+    int32_t
+        *slot_of; /* device (n_expert) slot of an expert; -1 - rank: it is on the host (stream.h) */
+    uint32_t *counts; /* device (n_expert) uses so far; NULL: not counted (place.h) */
     /* mapped (max_tokens, used) places; -1 = none. The same for all layers, as the next two */
     int32_t *chosen;
     float *weights;            /* mapped (max_tokens, used) */
@@ -45,11 +48,11 @@ struct offload_sync {
 };
 
 /* options.host; NULL: nothing is offloaded, and the other functions do nothing. The backend owns it from here on. reads: it
- * has expert_memory. */
-void offload_open(struct cuda_backend *cu, struct backend *host, bool reads);
+ * has expert_memory. all: options.host_all. */
+void offload_open(struct cuda_backend *cu, struct backend *host, bool reads, bool all);
 /* Whether such experts of the network can be computed by the host. */
 bool offload_supported(const struct cuda_backend *cu, const struct network *net, struct error *err);
-/* Uploads src's last n_host experts to the host. */
+/* Uploads src's last n_host experts to the host, or all of them. */
 bool offload_upload(struct cuda_backend *cu, const struct raw_weight *src, struct cuda_weight *cw,
                     bool *owns, struct error *err);
 void offload_release(struct cuda_backend *cu, struct cuda_weight *cw);
@@ -58,6 +61,9 @@ bool offload_prepare(struct cuda_backend *cu, const struct network *net, int max
 bool offload_settle(struct cuda_backend *cu, struct error *err);
 void offload_stats(struct cuda_backend *cu, struct tier_stats *out);
 void offload_close(struct cuda_backend *cu);
+/* tier_ops */
+size_t offload_uses(struct cuda_backend *cu, float *out);
+void offload_place(struct cuda_backend *cu, const float *uses);
 
 /* Steps: the host's thread watches for requests between begin and end. end takes over the host's failure. */
 void offload_begin(struct cuda_backend *cu);

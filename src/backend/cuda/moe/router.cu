@@ -454,7 +454,9 @@ struct router_select_args {
     int32_t *chosen;
     float *weights;
     struct offload_sync *sync;
-    struct stream_uses copied; /* of the first n_copied places, which the host does not compute */
+    int first_host;
+    uint32_t *counts;          /* (n_expert) uses, or NULL */
+    struct stream_uses copied; /* of the first n_copied ranks, which the host does not compute */
     int n_copied;
 };
 enum { SELECT_PER = MAX_EXPERTS / 32, SELECT_ROWS = 4 };
@@ -554,17 +556,19 @@ DEVICE float select_softplus(float x)
 DEVICE int select_slot(const struct router_select_args &p, int t, int used, int expert, float w)
 {
     bool on = lane_id() < used;
-    int slot = on ? p.slot_of[expert] : 0, place = -1 - slot;
-    bool copied = slot < 0 && place < p.n_copied;
+    int slot = on ? p.slot_of[expert] : 0, rank = -1 - slot;
+    bool copied = slot < 0 && rank < p.n_copied;
     uint32_t missed = __ballot_sync(FULL_WARP, on && slot < 0 && !copied);
     if (on) {
-        p.chosen[t * used + lane_id()] = slot < 0 && !copied ? place : -1;
+        p.chosen[t * used + lane_id()] = slot < 0 && !copied ? expert - p.first_host : -1;
         p.weights[t * used + lane_id()] = w;
     }
     if (on && p.n_copied) {
-        p.copied.place[t * used + lane_id()] = copied ? place : -1;
+        p.copied.rank[t * used + lane_id()] = copied ? rank : -1;
         p.copied.weight[t * used + lane_id()] = w;
     }
+    if (on && p.counts)
+        atomicAdd(&p.counts[expert], 1u);
     if (lane_id() == 0) {
         if (missed)
             atomicAdd(&p.sync->missed, (uint32_t)__popc(missed));
@@ -675,6 +679,8 @@ void router_select(struct cuda_backend *cu, const struct experts *e, int parts, 
         p.chosen = e->offload->chosen;
         p.weights = e->offload->weights;
         p.sync = e->offload->sync;
+        p.first_host = e->offload->first_host;
+        p.counts = e->offload->counts;
         p.copied = stream_uses(offload_stream(cu));
         p.n_copied = stream_count(offload_stream(cu), e->offload->index);
     }

@@ -3,6 +3,7 @@
 #include "backend/cuda/moe/stream.h"
 #include "backend/cuda/core/pack.cuh"
 #include "backend/cuda/moe/offload.h"
+#include "backend/cuda/moe/place.h"
 
 extern "C" {
 #include "base/clock.h"
@@ -26,10 +27,11 @@ struct stream_part {
 struct stream_source {
     const struct matrix *gate_up,
         *down; /* the device's own experts of this layer: formats and shapes */
-    const float *up_bias, *down_bias; /* device (n, n_out) or NULL */
+    const float *up_bias, *down_bias; /* device (host's experts, n_out) or NULL */
     struct stream_part part[PARTS];
     int n_parts;     /* 0: this layer's experts are not copied */
-    int n, n_expert; /* experts on the host, and of the layer */
+    int n, n_expert; /* experts that the device has not, and of the layer */
+    int32_t *place;  /* (n) their places on the host, by rank */
     int used, group; /* experts of a row, of a group */
     size_t bytes;    /* of an expert's panels */
     bool last;       /* the network's last layer: rows without logits are not computed */
@@ -42,12 +44,14 @@ struct expert_stream {
     cudaStream_t copies;
     cudaEvent_t landed[LANDINGS], left[LANDINGS];
     uint8_t *landing[LANDINGS], *tiles;
-    size_t landing_bytes, tiles_bytes;
+    float *biases; /* of a group: gate and up, then down */
+    size_t landing_bytes, tiles_bytes, n_biases;
+    int32_t *places; /* of all layers */
     struct stream_uses uses;
     struct stream_cost cost; /* per byte of an expert's panels */
     double copy;             /* seconds per byte */
     int n_copied, n_read;    /* groups, since the beginning */
-    int next, next_place;    /* the next group to copy: its layer and first place */
+    int next, next_rank;     /* the next group to copy: its layer and first rank */
 };
 
 static struct expert_stream *stream_of(const struct cuda_backend *cu)
@@ -98,9 +102,9 @@ bool stream_pays(const struct cuda_backend *cu, int rows)
 /* Finds the next group of this step. False: all are copied. */
 static bool next_group(struct expert_stream *s)
 {
-    while (s->next < s->n_layers && s->next_place >= s->layers[s->next].count) {
+    while (s->next < s->n_layers && s->next_rank >= s->layers[s->next].count) {
         s->next++;
-        s->next_place = 0;
+        s->next_rank = 0;
     }
     return s->next < s->n_layers;
 }
@@ -110,15 +114,42 @@ static int group_size(const struct stream_source *l, int first)
     return l->count - first < l->group ? l->count - first : l->group;
 }
 
+/* Number of ranks from `first` on, of n, whose places follow each other. */
+static int run_of(const struct stream_source *l, int first, int n)
+{
+    int run = 1;
+    while (run < n && l->place[first + run] == l->place[first] + run)
+        run++;
+    return run;
+}
+
 static void copy_group(struct cuda_backend *cu, struct expert_stream *s,
                        const struct stream_source *l, int first, int n, uint8_t *landing)
 {
-    for (int i = 0; i < l->n_parts; i++) {
-        const struct stream_part *p = &l->part[i];
-        CUDA_TRY(cu, cudaMemcpyAsync(
-                         landing + p->landing_at, p->from.data + (size_t)first * p->expert_bytes,
-                         (size_t)n * p->expert_bytes, cudaMemcpyHostToDevice, s->copies));
+    for (int at = 0, run; at < n; at += run) {
+        run = run_of(l, first + at, n - at);
+        for (int i = 0; i < l->n_parts; i++) {
+            const struct stream_part *p = &l->part[i];
+            CUDA_TRY(cu, cudaMemcpyAsync(
+                             landing + p->landing_at + (size_t)at * p->expert_bytes,
+                             p->from.data + (size_t)l->place[first + at] * p->expert_bytes,
+                             (size_t)run * p->expert_bytes, cudaMemcpyHostToDevice, s->copies));
+        }
     }
+}
+
+/* The biases (n, width) of a group, from those of the host's experts. */
+static const float *group_bias(struct cuda_backend *cu, const struct stream_source *l, int first,
+                               int n, const float *from, int width, float *to)
+{
+    for (int at = 0, run; from && at < n; at += run) {
+        run = run_of(l, first + at, n - at);
+        CUDA_TRY(cu, cudaMemcpyAsync(to + (size_t)at * (size_t)width,
+                                     from + (size_t)l->place[first + at] * (size_t)width,
+                                     (size_t)run * (size_t)width * sizeof(float),
+                                     cudaMemcpyDeviceToDevice, cu->stream));
+    }
+    return from ? to : NULL;
 }
 
 static void copy_next(struct cuda_backend *cu, struct expert_stream *s)
@@ -126,11 +157,11 @@ static void copy_next(struct cuda_backend *cu, struct expert_stream *s)
     if (cu->failed || !next_group(s))
         return;
     const struct stream_source *l = &s->layers[s->next];
-    int slot = s->n_copied % LANDINGS, n = group_size(l, s->next_place);
+    int slot = s->n_copied % LANDINGS, n = group_size(l, s->next_rank);
     CUDA_TRY(cu, cudaStreamWaitEvent(s->copies, s->left[slot], 0));
-    copy_group(cu, s, l, s->next_place, n, s->landing[slot]);
+    copy_group(cu, s, l, s->next_rank, n, s->landing[slot]);
     CUDA_TRY(cu, cudaEventRecord(s->landed[slot], s->copies));
-    s->next_place += n;
+    s->next_rank += n;
     s->n_copied++;
 }
 
@@ -153,7 +184,7 @@ void stream_begin(struct cuda_backend *cu, struct expert_stream *s)
     for (int i = 0; i < s->n_layers; i++)
         s->layers[i].count = 0;
     pick_run(cu, PICK_AWAY, &c, N_STAGES);
-    s->next = s->next_place = 0;
+    s->next = s->next_rank = 0;
     s->n_read = s->n_copied; /* a step without logits does not read its last layer's */
     for (int i = 0; i < LANDINGS; i++)
         copy_next(cu, s);
@@ -163,8 +194,9 @@ size_t stream_bytes(size_t expert, size_t layer)
 {
     size_t group = layer < GROUP_BYTES ? layer : (size_t)GROUP_BYTES;
     group = expert > group ? expert : group;
-    return (LANDINGS + 1) *
-           (group + group / 16 + (64 << 10)); /* both forms, and what rounding takes */
+    size_t moved = PLACE_MOVES * (expert + (4 << 10));
+    size_t all = (LANDINGS + 1) * group + moved;
+    return all + all / 16 + (256 << 10); /* both forms, and what rounding takes */
 }
 
 int stream_group(const struct expert_stream *s)
@@ -207,13 +239,14 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
     if ((int)threadIdx.x >= p.used)
         return;
     size_t at = (size_t)blockIdx.x * (size_t)p.used + threadIdx.x;
-    int i = p.uses.place[at] - p.first;
+    int i = p.uses.rank[at] - p.first;
     if (i >= 0 && i < p.n)
         row[i] = p.uses.weight[at];
 }
 
+/* n experts of a segment. */
 static void unpack(struct cuda_backend *cu, const struct stream_part *part, int n,
-                   const uint8_t *landing, uint8_t *tiles)
+                   const uint8_t *panels, uint8_t *tiles)
 {
     const struct expert_panels *f = &part->from;
     struct repack p = {};
@@ -223,8 +256,8 @@ static void unpack(struct cuda_backend *cu, const struct stream_part *part, int 
     p.n_kt = part->n_kt;
     p.tile_bytes = part->to->tile_bytes;
     p.rows = n * part->to->n_tiles * TILE_ROWS;
-    p.data = landing + part->landing_at;
-    p.out = tiles + part->tiles_at;
+    p.data = panels;
+    p.out = tiles;
     p.panel.panel_bytes = f->panel_bytes;
     p.panel.scales = f->scales;
     p.panel.block = f->block;
@@ -236,13 +269,13 @@ static void unpack(struct cuda_backend *cu, const struct stream_part *part, int 
 }
 
 static struct matrix group_matrix(const struct matrix *of, const struct stream_part *part, int n,
-                                  const uint8_t *tiles, const float *bias, int first)
+                                  const uint8_t *tiles, const float *bias)
 {
     struct matrix m = *of;
     m.n_expert = n;
     for (int i = 0; i < m.n_seg; i++)
         m.seg[i].base = tiles + part[i].tiles_at;
-    m.bias = bias ? bias + (size_t)first * (size_t)of->n_out : NULL;
+    m.bias = bias;
     return m;
 }
 
@@ -252,9 +285,14 @@ static void run_group(struct cuda_backend *cu, struct expert_stream *s,
 {
     struct experts g = *e;
     struct pick_case d = *c;
-    struct matrix up = group_matrix(l->gate_up, l->part, n, s->tiles, l->up_bias, first);
+    const struct matrix *gate_up = l->gate_up;
+    float *beside = s->biases + (size_t)l->group * (size_t)gate_up->n_out;
+    struct matrix up =
+        group_matrix(gate_up, l->part, n, s->tiles,
+                     group_bias(cu, l, first, n, l->up_bias, gate_up->n_out, s->biases));
     struct matrix down =
-        group_matrix(l->down, l->part + l->gate_up->n_seg, n, s->tiles, l->down_bias, first);
+        group_matrix(l->down, l->part + gate_up->n_seg, n, s->tiles,
+                     group_bias(cu, l, first, n, l->down_bias, l->down->n_out, beside));
     g.gate_up = d.w = &up;
     g.down = d.mlp.down = &down;
     g.rule.n_expert = n;
@@ -279,11 +317,90 @@ void stream_run(struct cuda_backend *cu, struct expert_stream *s, int at, const 
         int slot = s->n_read++ % LANDINGS, n = group_size(l, first);
         CUDA_TRY(cu, cudaStreamWaitEvent(cu->stream, s->landed[slot], 0));
         for (int i = 0; i < l->n_parts; i++)
-            unpack(cu, &l->part[i], n, s->landing[slot], s->tiles);
+            unpack(cu, &l->part[i], n, s->landing[slot] + l->part[i].landing_at,
+                   s->tiles + l->part[i].tiles_at);
         CUDA_TRY(cu, cudaEventRecord(s->left[slot], cu->stream));
         copy_next(cu, s);
         run_group(cu, s, l, first, n, c, e, adds || first > 0);
     }
+}
+
+/* Single experts, for place.cu */
+
+int stream_used(const struct expert_stream *s, int at)
+{
+    return s->layers[at].used;
+}
+
+double stream_seconds(const struct expert_stream *s)
+{
+    return s->copy;
+}
+
+const int32_t *stream_places(const struct expert_stream *s, int at, int *n)
+{
+    *n = s->layers[at].n;
+    return s->layers[at].n_parts ? s->layers[at].place : NULL;
+}
+
+size_t stream_expert_bytes(const struct expert_stream *s, int at)
+{
+    const struct stream_source *l = &s->layers[at];
+    size_t bytes = 0;
+    for (int i = 0; i < l->n_parts; i++)
+        bytes += align_up(l->part[i].expert_bytes, 256);
+    return bytes;
+}
+
+void stream_fetch(struct cuda_backend *cu, struct expert_stream *s, int at, int place,
+                  uint8_t *landing, cudaEvent_t left, cudaEvent_t landed)
+{
+    const struct stream_source *l = &s->layers[at];
+    CUDA_TRY(cu, cudaStreamWaitEvent(s->copies, left, 0));
+    for (int i = 0; i < l->n_parts; i++) {
+        const struct stream_part *p = &l->part[i];
+        CUDA_TRY(cu, cudaMemcpyAsync(landing, p->from.data + (size_t)place * p->expert_bytes,
+                                     p->expert_bytes, cudaMemcpyHostToDevice, s->copies));
+        landing += align_up(p->expert_bytes, 256);
+    }
+    CUDA_TRY(cu, cudaEventRecord(landed, s->copies));
+}
+
+static void fill_bias(struct cuda_backend *cu, const struct matrix *m, const float *from, int place,
+                      int slot)
+{
+    size_t width = (size_t)m->n_out;
+    if (from)
+        CUDA_TRY(cu, cudaMemcpyAsync((float *)m->bias + (size_t)slot * width,
+                                     from + (size_t)place * width, width * sizeof(float),
+                                     cudaMemcpyDeviceToDevice, cu->stream));
+}
+
+void stream_fill(struct cuda_backend *cu, struct expert_stream *s, int at, int place, int slot,
+                 const uint8_t *landing)
+{
+    const struct stream_source *l = &s->layers[at];
+    for (int i = 0; i < l->n_parts; i++) {
+        const struct stream_part *p = &l->part[i];
+        unpack(cu, p, 1, landing, (uint8_t *)p->to->base + (size_t)slot * p->to->expert_bytes);
+        landing += align_up(p->expert_bytes, 256);
+    }
+    fill_bias(cu, l->gate_up, l->up_bias, place, slot);
+    fill_bias(cu, l->down, l->down_bias, place, slot);
+}
+
+void stream_wait(struct expert_stream *s)
+{
+    if (s && s->copies)
+        cudaStreamSynchronize(s->copies);
+}
+
+void stream_exchange(struct expert_stream *s, int at, int in, int out)
+{
+    int32_t *place = s->layers[at].place;
+    while (*place != in)
+        place++;
+    *place = out;
 }
 
 /* Making */
@@ -314,13 +431,11 @@ static void add_layer(struct expert_stream *s, struct backend *host, int at,
     const struct cuda_weight *up = (const struct cuda_weight *)m->experts.gate_up->impl;
     const struct cuda_weight *down = (const struct cuda_weight *)m->experts.down->impl;
     struct stream_source *l = &s->layers[at];
-    *l = stream_source{};
     l->gate_up = &up->m;
     l->down = &down->m;
     l->up_bias = up->host_bias;
     l->down_bias = down->host_bias;
-    l->n = up->host->n_expert;
-    l->n_expert = m->router.w->n_out;
+    l->n_expert = up->m.n_expert + l->n;
     l->used = m->router.n_used;
     l->last = of->layer == n_layers - 1;
     if (apart_experts(m) || !add_parts(l, host, m->experts.gate_up) ||
@@ -331,6 +446,9 @@ static void add_layer(struct expert_stream *s, struct backend *host, int at,
     l->group = (int)(GROUP_BYTES / l->bytes);
     l->group = l->group < 1 ? 1 : l->group < l->n ? l->group : l->n;
     size_t landing = 0, tiles = 0;
+    size_t biases = (size_t)l->group * (size_t)(l->gate_up->n_out + l->down->n_out);
+    if (l->up_bias || l->down_bias)
+        s->n_biases = biases > s->n_biases ? biases : s->n_biases;
     for (int i = 0; i < l->n_parts; i++) {
         struct stream_part *p = &l->part[i];
         p->landing_at = landing;
@@ -374,7 +492,8 @@ static bool make(struct cuda_backend *cu, struct expert_stream *s, int max_used,
         {(void **)&s->landing[0], s->landing_bytes},
         {(void **)&s->landing[1], s->landing_bytes},
         {(void **)&s->tiles, s->tiles_bytes},
-        {(void **)&s->uses.place, uses * sizeof(int32_t)},
+        {(void **)&s->biases, s->n_biases * sizeof(float)},
+        {(void **)&s->uses.rank, uses * sizeof(int32_t)},
         {(void **)&s->uses.weight, uses * sizeof(float)},
     };
     if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
@@ -390,6 +509,22 @@ static bool make(struct cuda_backend *cu, struct expert_stream *s, int max_used,
     return !cu->failed;
 }
 
+/* At first the device has the first experts. If the host has all, those before them are there, too. */
+static void add_places(struct expert_stream *s, const struct stream_layer *layers)
+{
+    size_t all = 0;
+    for (int i = 0; i < s->n_layers; i++) {
+        s->layers[i].n = layers[i].n;
+        all += (size_t)layers[i].n;
+    }
+    int32_t *place = s->places = (int32_t *)mem_zalloc(all + 1, sizeof *place);
+    for (int i = 0; i < s->n_layers; i++) {
+        s->layers[i].place = place;
+        for (int k = 0; k < layers[i].n; k++)
+            *place++ = layers[i].first + k;
+    }
+}
+
 struct expert_stream *stream_new(struct cuda_backend *cu, struct backend *host,
                                  const struct stream_layer *layers, int n_layers, struct error *err)
 {
@@ -400,6 +535,7 @@ struct expert_stream *stream_new(struct cuda_backend *cu, struct backend *host,
     int used = 0;
     s->layers = (struct stream_source *)mem_zalloc((size_t)n_layers, sizeof *s->layers);
     s->n_layers = n_layers;
+    add_places(s, layers);
     for (int i = 0; i < n_layers; i++) {
         struct stream_source *l = &s->layers[i];
         add_layer(s, host, i, &layers[i], cu->net->n_layers);
@@ -431,8 +567,7 @@ void stream_free(struct expert_stream *s)
 {
     if (!s)
         return;
-    if (s->copies)
-        cudaStreamSynchronize(s->copies);
+    stream_wait(s);
     for (int i = 0; i < LANDINGS; i++) {
         if (s->landed[i])
             cudaEventDestroy(s->landed[i]);
@@ -441,6 +576,7 @@ void stream_free(struct expert_stream *s)
     }
     if (s->copies)
         cudaStreamDestroy(s->copies);
+    mem_free(s->places);
     mem_free(s->layers);
     mem_free(s);
 }
