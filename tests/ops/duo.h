@@ -211,6 +211,7 @@ void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);
 void test_encoders(void); /* encoders.c */
 void force_encoders(bool (*takes)(const char *formats, enum dtype t), const char *formats);
+void force_towers(void); /* heads that encoders do not have */
 void test_towers(void);  /* towers.c */
 void test_forward(void); /* steps.c */
 void test_drafts(void);

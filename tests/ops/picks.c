@@ -566,9 +566,11 @@ static void force_row(const struct pick_info *p)
         force_away(!strcmp(p->name, "away_copied"));
     else if (!strncmp(p->op, "delta", 5))
         force_delta_net();
-    else if (!strcmp(p->op, "encode") || !strcmp(p->op, "ungated"))
+    else if (!strcmp(p->op, "encode") || !strcmp(p->op, "ungated")) {
         force_encoders(takes, p->formats);
-    else if (!strcmp(p->op, "heads") || !strncmp(p->op, "latent", 6))
+        if (!strcmp(p->name, "encode_long"))
+            force_towers();
+    } else if (!strcmp(p->op, "heads") || !strncmp(p->op, "latent", 6))
         force_latent(takes, small ? "" : p->formats);
     else
         small ? small_attention(p) : force_attention();
