@@ -630,6 +630,7 @@ static void test_many_rows(void)
         s.n_expert_used = 3;
         s.n_ff_exp = !narrow ? 256 : i ? 384 : 608; /* 608: not whole blocks, nor k tiles */
         s.other = !i;                               /* with biases */
+        s.b.max_tokens = s.b.max_out = light ? 320 : 600;
         mlp_open(&n, &s, s.n_expert, s.n_ff_exp, t, t == DT_Q4_K ? DT_Q6_K : t, DT_F32,
                  light ? 257 : 600);
         for (int j = 0; j < (light ? 1 : 3); j++)
