@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-static const enum dtype types[] = {DT_F32, DT_F16, DT_BF16, DT_F8_E4M3, DT_GPTQ4};
+static const enum dtype types[] = {DT_F32, DT_F16, DT_BF16, DT_F8_E4M3, DT_GPTQ4, DT_NF4, DT_FP4};
 
 static void check(enum dtype type, int n_in, int n_rows, int n, bool bias)
 {
@@ -77,8 +77,9 @@ static void products_are_right(void **state)
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
             check(types[i], 768, 100, inputs[k], k % 2);
-            check(types[i], 32, 16, inputs[k], true);
-            check(types[i], 96, 9, inputs[k], false);
+            int short_row = dtype_table[types[i]].block_len == QK_NF4 ? QK_NF4 : 32;
+            check(types[i], short_row, 16, inputs[k], true);
+            check(types[i], 3 * short_row, 9, inputs[k], false);
             check(types[i], 1280, 33, inputs[k], false);
         }
 }

@@ -505,8 +505,8 @@ static struct box mxfp8(void)
     return b;
 }
 
-/* bitsandbytes' 4 bits, scales of floats or (nested) of bytes. */
-static struct box bnb4(bool nested)
+/* bitsandbytes' 4 bits with the levels of a type (F16: with others), scales of floats or (nested) of bytes. */
+static struct box bnb4(enum dtype type, bool nested)
 {
     static const char state[] =
         "{\"blocksize\": 64, \"nested_blocksize\": 256, \"nested_offset\": 0.5}";
@@ -519,7 +519,7 @@ static struct box bnb4(bool nested)
     float *levels = (float *)add(&b, "m.weight.quant_map", DT_F32, "F32", 4, 16, 1, 1, 1);
     float scale[BLOCKS];
     for (int i = 0; i < 16; i++)
-        levels[i] = (float)(i * i - 60) / 128;
+        levels[i] = type == DT_F16 ? (float)(i * i - 60) / 128 : quant_levels(type)[i];
     if (nested) {
         uint8_t *s = add(&b, "m.weight.absmax", DT_NONE, "U8", 1, BLOCKS, 1, 1, 1);
         float *map = (float *)add(&b, "m.weight.nested_quant_map", DT_F32, "F32", 4, 256, 1, 1, 1);
@@ -540,7 +540,8 @@ static struct box bnb4(bool nested)
     for (int i = 0; i < N_OUT * N_IN; i++) {
         unsigned code = rnd() % 16;
         codes[i / 2] |= (uint8_t)(code << (i % 2 ? 0 : 4)); /* the first is above */
-        b.want[i] = f16_to_f32(f32_to_f16(levels[code] * scale[i / 64]));
+        float value = levels[code] * scale[i / 64];
+        b.want[i] = type == DT_F16 ? f16_to_f32(f32_to_f16(value)) : value;
     }
     return b;
 }
@@ -583,8 +584,11 @@ static int make_all(void **state)
     put("NVFP4, ModelOpt", DT_NVFP4, nvfp4(true, 0, false, true));
     put("NVFP4, stacked", DT_NVFP4, nvfp4(false, STACK, false, false));
     put("NVFP4, stacked, transposed", DT_NVFP4, nvfp4(true, STACK, true, true));
-    put("bitsandbytes, 4 bits", DT_F16, bnb4(false));
-    put("bitsandbytes, 4 bits, nested", DT_F16, bnb4(true));
+    put("bitsandbytes, other levels", DT_F16, bnb4(DT_F16, false));
+    put("bitsandbytes, other levels, nested", DT_F16, bnb4(DT_F16, true));
+    put("bitsandbytes, NF4", DT_NF4, bnb4(DT_NF4, false));
+    put("bitsandbytes, NF4, nested", DT_NF4, bnb4(DT_NF4, true));
+    put("bitsandbytes, FP4, nested", DT_FP4, bnb4(DT_FP4, true));
     put("MXFP4", DT_MXFP4, mxfp4(false));
     put("MXFP4, stacked", DT_MXFP4, mxfp4(true));
     put("MLX, 2 bits", DT_Q4_1, mlx(2, 64, 0));

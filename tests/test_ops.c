@@ -36,10 +36,10 @@ static float uniform(float lo, float hi)
 }
 
 static const enum dtype all_types[] = {
-    DT_F32,    DT_F16,   DT_BF16,    DT_Q4_0,  DT_Q4_1,  DT_Q5_0,  DT_Q5_1,
-    DT_Q8_0,   DT_Q2_K,  DT_Q3_K,    DT_Q4_K,  DT_Q5_K,  DT_Q6_K,  DT_IQ4_NL,
-    DT_IQ4_XS, DT_MXFP4, DT_F8_E4M3, DT_GPTQ4, DT_IQ1_S, DT_IQ1_M, DT_IQ2_XXS,
-    DT_IQ2_XS, DT_IQ2_S, DT_IQ3_XXS, DT_IQ3_S, DT_TQ1_0, DT_TQ2_0, DT_NVFP4,
+    DT_F32,     DT_F16,   DT_BF16,  DT_Q4_0,  DT_Q4_1,    DT_Q5_0,   DT_Q5_1,   DT_Q8_0,
+    DT_Q2_K,    DT_Q3_K,  DT_Q4_K,  DT_Q5_K,  DT_Q6_K,    DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4,
+    DT_F8_E4M3, DT_GPTQ4, DT_IQ1_S, DT_IQ1_M, DT_IQ2_XXS, DT_IQ2_XS, DT_IQ2_S,  DT_IQ3_XXS,
+    DT_IQ3_S,   DT_TQ1_0, DT_TQ2_0, DT_NVFP4, DT_NF4,     DT_FP4,
 };
 enum { N_TYPES = sizeof all_types / sizeof *all_types };
 
@@ -88,6 +88,11 @@ static void random_block(enum dtype t, uint8_t *p)
         break;
     case DT_TQ2_0:
         memcpy(p + offsetof(struct block_tq2_0, d), &d, 2);
+        break;
+    case DT_NF4:
+    case DT_FP4:
+        f = uniform(0.02f, 0.2f);
+        memcpy(p, &f, 4);
         break;
     case DT_NVFP4:
         for (int i = 0; i < 4; i++)

@@ -122,9 +122,12 @@ static void test_bytes(void **state)
         compare(of_256[i], 768, 37, 0);
         compare(of_256[i], 2048, 48, 0);
     }
-    for (int n = 64; n <= 256; n += 64)
-        compare(DT_NVFP4, n, 35, 0);
-    compare(DT_NVFP4, 768, 48, 0);
+    static const enum dtype of_64[] = {DT_NVFP4, DT_NF4, DT_FP4};
+    for (int i = 0; i < 3; i++) {
+        for (int n = 64; n <= 256; n += 64)
+            compare(of_64[i], n, 35, 0);
+        compare(of_64[i], 768, 48, 0);
+    }
     for (size_t i = 0; i < sizeof of_32 / sizeof *of_32; i++) {
         for (int n = 32; n <= 256; n += 32) /* units cut short */
             compare(of_32[i], n, 35, 0);
@@ -182,6 +185,8 @@ static void test_round_trip(void **state)
         if (quant_has_codes(t) || t == DT_NVFP4)
             round_trip(t, 512, 83, 0);
     round_trip(DT_NVFP4, 192, 35, 0);
+    round_trip(DT_NF4, 192, 35, 0);
+    round_trip(DT_FP4, 512, 83, 0);
 }
 
 /* A source that cannot be read ends in an error, not in a weight. */

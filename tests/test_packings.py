@@ -318,10 +318,10 @@ def every_tool():
     case("int8, channels", ct("int-quantized", num_bits=8, strategy="channel"), pk.int8)
     case("int8, bitsandbytes", {"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb8)
     bnb = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    case("nf4, bitsandbytes", bnb, halves(pk.bnb4))
-    case("nf4, bitsandbytes, plain scales", bnb, halves(lambda m: pk.bnb4(m, nested=False)))
-    case("fp4, bitsandbytes", bnb, halves(lambda m: pk.bnb4(m, "fp4")))
-    case("nf4, the head too, by head", bnb, halves(pk.bnb4), r"(in_proj_qkvz|lm_head)\.weight$", "qwen3_next", bound=2e-3)
+    case("nf4, bitsandbytes", bnb, bnb4)
+    case("nf4, bitsandbytes, plain scales", bnb, lambda m: bnb4(m, nested=False))
+    case("fp4, bitsandbytes", bnb, lambda m: bnb4(m, "fp4"))
+    case("nf4, the head too, by head", bnb, bnb4, r"(in_proj_qkvz|lm_head)\.weight$", "qwen3_next")
     case("fp8, dynamic", ct("float-quantized", num_bits=8, type="float", strategy="channel"),
          lambda m: pk.fp8(m, (1, 0), "weight_scale", "BF16"))
     case("fp8, static", ct("float-quantized", num_bits=8, type="float", strategy="tensor"), fp8_static)
@@ -337,7 +337,7 @@ def every_tool():
     case("awq, glm4", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, pk.awq, model="glm4")
     case("fp8, dynamic, glm4", ct("float-quantized", num_bits=8, type="float", strategy="channel"),
          lambda m: pk.fp8(m, (1, 0), "weight_scale", "BF16"), model="glm4")
-    case("nf4, glm4", bnb, halves(pk.bnb4), model="glm4", bound=2e-3)
+    case("nf4, glm4", bnb, bnb4, model="glm4")
     case("int8, channels, ernie", ct("int-quantized", num_bits=8, strategy="channel"), pk.int8, model="ernie4_5")
     wide = r"layers\.\d+\..*(q|k|v|o|gate|up)_proj\.weight$"  # rows of 64 and more
     case("nvfp4a16", ct("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16), lambda m: pk.nvfp4(m, False), wide)
@@ -395,11 +395,17 @@ def around():
 
 
 def halves(pack):
-    """Values that are kept as halves."""
+    """Values that are kept as fp16."""
     def do(m):
         tensors, out = pack(m)
         return tensors, [[pk.f16(x) for x in r] for r in out]
     return do
+
+
+def bnb4(m, *args, **kw):
+    """Rows of whole blocks keep their values, others keep them as fp16."""
+    tensors, out = pk.bnb4(m, *args, **kw)
+    return tensors, out if len(m[0]) % 64 == 0 else [[pk.f16(x) for x in r] for r in out]
 
 
 def bnb8(m):

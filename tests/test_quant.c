@@ -38,6 +38,30 @@ static int64_t ulps(float a, float b)
     return u > v ? u - v : v - u;
 }
 
+/* NF4 and FP4, which gguf-py does not know: a value is a level times the block's scale, the first of a
+ * byte in its low nibble. */
+static void test_levels(void **state)
+{
+    (void)state;
+    struct block_nf4 b[2] = {{.d = 0.5f}, {.d = -3.0f}};
+    float y[2 * QK_NF4];
+    for (int i = 0; i < QK_NF4 / 2; i++) {
+        b[0].qs[i] = (uint8_t)(i % 16 | (15 - i % 16) << 4);
+        b[1].qs[i] = 0x7c;
+    }
+    quant_dequantize(DT_NF4, b, y, 2 * QK_NF4);
+    assert_true(y[0] == -0.5f && y[1] == 0.5f && y[14] == 0.0f &&
+                y[15] == 0.5f * 0.07958029955625534f);
+    assert_true(y[64] == -3.0f * 0.44070982933044434f && y[127] == 0.0f);
+    quant_dequantize(DT_FP4, b, y, 2 * QK_NF4);
+    assert_true(y[0] == 0.0f && y[1] == -0.125f && y[6] == 0.5f && y[7] == 0.5f * -4.0f / 12.0f);
+    assert_true(y[64] == 1.0f && y[65] == -0.75f);
+    for (int i = 0; i < 16; i++) { /* rising, and each with its negative */
+        assert_true(i == 0 || quant_nf4_levels[i] > quant_nf4_levels[i - 1]);
+        assert_true(quant_fp4_levels[i] == -quant_fp4_levels[i ^ 8]);
+    }
+}
+
 /* Every TYPE.blocks against its TYPE.f32, which gguf-py computed. */
 static void test_golden(void **state)
 {
@@ -224,7 +248,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),    cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bf16_fp8), cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_codes),    cmocka_unit_test(test_few_bits),
+        cmocka_unit_test(test_levels),   cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_few_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

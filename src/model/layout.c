@@ -563,8 +563,26 @@ static const struct tensor *quant_state(const struct layout_ask *a)
     return t ? t : find(a, "weight.quant_state.bitsandbytes__fp4");
 }
 
+/* The type with these 16 levels, which tools write with 7 digits or more. F16: neither NF4 nor FP4. */
+static enum dtype type_of_levels(const struct tensor *levels)
+{
+    static const enum dtype types[] = {DT_NF4, DT_FP4};
+    for (int i = 0; i < 2; i++) {
+        const float *of = quant_levels(types[i]);
+        int same = 0;
+        for (size_t k = 0; k < 16; k++) {
+            float level;
+            memcpy(&level, levels->data + 4 * k, 4);
+            same += fabsf(level - of[k]) < 1e-6f;
+        }
+        if (same == 16)
+            return types[i];
+    }
+    return DT_F16;
+}
+
 /* bitsandbytes 4-bit: weight (out * in / 2, 1) U8 in blocks that run across rows, weight.quant_map
- * (16). weight.absmax has one scale per block: floats, or bytes that index nested_quant_map, scaled
+ * (16). Blocks that straddle rows, and other levels than NF4's and FP4's, become F16. weight.absmax has one scale per block: floats, or bytes that index nested_quant_map, scaled
  * by nested_absmax per 256. The other parameters are JSON in a tensor. */
 static bool find_bnb4(const struct layout_ask *a, struct packed_layout *l,
                       const struct tensor *state, struct error *err)
@@ -597,6 +615,8 @@ static bool find_bnb4(const struct layout_ask *a, struct packed_layout *l,
         return false;
     if (a->n_in % 2)
         return error_set(err, "%s: tensor %s: rows of %d", a->path, l->data->name, a->n_in);
+    if (len % QK_NF4 == 0 && a->n_in % QK_NF4 == 0)
+        l->type = type_of_levels(l->levels);
     if (!nested)
         return true;
     l->scale_levels = find(a, "weight.nested_quant_map");

@@ -13,7 +13,8 @@
  *   Q5_1     MLX with 5 bits
  *   TQ2_0    BitNet's ternary weights; Q4_0 where rows are no multiple of 256
  *   BF16     MXFP8, whose values it holds exactly
- *   F16      bitsandbytes' NF4 and FP4, MLX with 6 and 8 bits, HQQ with 8 bits or groups across rows, which no other
+ *   NF4, FP4 bitsandbytes' 4 bits, where rows are whole blocks
+ *   F16      the others of bitsandbytes, MLX with 6 and 8 bits, HQQ with 8 bits or groups across rows, which no other
  *            format can hold
  * A matrix's layout is recognised by its tensors, so modules that a tool did not quantise are simply plain.
  * Everything is checked here once; an error names the tensor. Loading and `convert` read through it.

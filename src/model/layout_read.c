@@ -435,9 +435,30 @@ static float scale_bnb4(const struct packed_layout *l, size_t b)
            l->scale_add;
 }
 
+/* As blocks of NF4 or FP4: 64 values of one row never have two scales. */
+static bool read_nf4(const struct packed_layout *l, const char *path, const struct layout_rows *r,
+                     const struct layout_planes *to, struct error *err)
+{
+    struct block_nf4 *out = (struct block_nf4 *)to->data;
+    size_t blocks = (size_t)l->n_in / QK_NF4;
+    for (int i = 0; i < r->n; i++)
+        for (size_t b = row_at(r, i) * blocks, end = b + blocks; b < end; b++, out++) {
+            size_t at = b * QK_NF4 / (size_t)l->group_len;
+            out->d = scale_bnb4(l, at);
+            if (!isfinite(out->d))
+                return bad_scale(path, l->scale, at, out->d, err);
+            const uint8_t *codes = l->data->data + b * sizeof out->qs;
+            for (size_t k = 0; k < sizeof out->qs; k++)
+                out->qs[k] = (uint8_t)(codes[k] << 4 | codes[k] >> 4);
+        }
+    return true;
+}
+
 static bool read_bnb4(const struct packed_layout *l, const char *path, const struct layout_rows *r,
                       const struct layout_planes *to, struct error *err)
 {
+    if (l->type != DT_F16)
+        return read_nf4(l, path, r, to, err);
     size_t n_in = (size_t)l->n_in, len = (size_t)l->group_len, last = SIZE_MAX;
     uint16_t values[16] = {0}; /* levels scaled for the block */
     for (int i = 0; i < r->n; i++)

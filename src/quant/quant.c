@@ -42,6 +42,8 @@ const struct dtype_info dtype_table[DT_COUNT] = {
     [DT_Q2_0] = {"Q2_0", QK2_0, sizeof(struct block_q2_0)},
     [DT_F8_E4M3] = {"F8_E4M3", 1, 1},
     [DT_GPTQ4] = {"GPTQ4", 2, 1},
+    [DT_NF4] = {"NF4", QK_NF4, sizeof(struct block_nf4)},
+    [DT_FP4] = {"FP4", QK_NF4, sizeof(struct block_nf4)},
     [DT_I8] = {"I8", 1, 1},
     [DT_I16] = {"I16", 1, 2},
     [DT_I32] = {"I32", 1, 4},
@@ -63,6 +65,7 @@ _Static_assert(sizeof(struct block_iq2_s) == 82 && sizeof(struct block_iq3_xxs) 
 _Static_assert(sizeof(struct block_tq1_0) == 54 && sizeof(struct block_tq2_0) == 66, "layout");
 _Static_assert(sizeof(struct block_nvfp4) == 36, "layout");
 _Static_assert(sizeof(struct block_q1_0) == 18 && sizeof(struct block_q2_0) == 18, "layout");
+_Static_assert(sizeof(struct block_nf4) == 36, "layout");
 
 static const struct {
     uint8_t id;
@@ -562,6 +565,42 @@ static void dequant_q2_0(const struct block_q2_0 *b, float *y)
         y[i] = (float)((b->qs[i / 4] >> i % 4 * 2 & 3) - 1) * d;
 }
 
+const float quant_nf4_levels[16] = {-1.0f,
+                                    -0.6961928009986877f,
+                                    -0.5250730514526367f,
+                                    -0.39491748809814453f,
+                                    -0.28444138169288635f,
+                                    -0.18477343022823334f,
+                                    -0.09105003625154495f,
+                                    0.0f,
+                                    0.07958029955625534f,
+                                    0.16093020141124725f,
+                                    0.24611230194568634f,
+                                    0.33791524171829224f,
+                                    0.44070982933044434f,
+                                    0.5626170039176941f,
+                                    0.7229568362236023f,
+                                    1.0f};
+const float quant_fp4_levels[16] = {
+    0.0f,  0.0625f / 12.0f,  8.0f / 12.0f,  1.0f,  4.0f / 12.0f,  0.5f,  2.0f / 12.0f,  0.25f,
+    -0.0f, -0.0625f / 12.0f, -8.0f / 12.0f, -1.0f, -4.0f / 12.0f, -0.5f, -2.0f / 12.0f, -0.25f};
+
+static void dequant_levels(const float *levels, const struct block_nf4 *b, float *y)
+{
+    for (int i = 0; i < QK_NF4; i++)
+        y[i] = b->d * levels[b->qs[i / 2] >> 4 * (i & 1) & 15];
+}
+
+static void dequant_nf4(const struct block_nf4 *b, float *y)
+{
+    dequant_levels(quant_nf4_levels, b, y);
+}
+
+static void dequant_fp4(const struct block_nf4 *b, float *y)
+{
+    dequant_levels(quant_fp4_levels, b, y);
+}
+
 /* Loops over a format's blocks. Blocks are copied, because file data may be unaligned. */
 #define BLOCKS(len, type, fn)                                                                      \
     for (size_t i = 0; i < n; i += (len), p += sizeof(struct type)) {                              \
@@ -646,6 +685,10 @@ void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n)
         BLOCKS(QK1_0, block_q1_0, dequant_q1_0);
     case DT_Q2_0:
         BLOCKS(QK2_0, block_q2_0, dequant_q2_0);
+    case DT_NF4:
+        BLOCKS(QK_NF4, block_nf4, dequant_nf4);
+    case DT_FP4:
+        BLOCKS(QK_NF4, block_nf4, dequant_fp4);
     case DT_IQ1_S:
     case DT_IQ1_M:
     case DT_IQ2_XXS:

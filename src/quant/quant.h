@@ -43,7 +43,9 @@ enum dtype {
     DT_Q2_0,
     DT_F8_E4M3, /* one byte per value; scales[row][col/128] in a plane */
     DT_GPTQ4,   /* 4-bit codes; scale and zero per (group, row) in planes */
-    DT_I8,      /* plain integers: in files only, never weights */
+    DT_NF4,     /* bitsandbytes' 4 bits, in blocks that only memory has */
+    DT_FP4,
+    DT_I8, /* plain integers: in files only, never weights */
     DT_I16,
     DT_I32,
     DT_I64,
@@ -51,7 +53,7 @@ enum dtype {
     DT_COUNT
 };
 
-enum { QK_K = 256, QK_32 = 32, QK_NVFP4 = 64, QK1_0 = 128, QK2_0 = 64 };
+enum { QK_K = 256, QK_32 = 32, QK_NVFP4 = 64, QK1_0 = 128, QK2_0 = 64, QK_NF4 = 64 };
 
 /* All fields are little-endian; d, m: fp16. q: codes, low nibble = first half of the block. */
 struct block_q4_0 {
@@ -178,6 +180,10 @@ struct block_nvfp4 {
     uint8_t d[4];   /* scale of 16 values each, FP8 E4M3 without sign */
     uint8_t qs[32]; /* 8 bytes per 16 values, low nibble = first half of them */
 };
+struct block_nf4 { /* NF4 and FP4: d times one of quant_levels */
+    float d;
+    uint8_t qs[QK_NF4 / 2]; /* byte i: value 2i in the low nibble, 2i + 1 in the high one */
+};
 
 enum { QUANT_GRID_POINTS = 512 + 256 + 256 + 512 + 1024 + 2048 }; /* total over all grids */
 
@@ -207,6 +213,13 @@ bool dtype_is_weight(enum dtype t);
 
 /* dst[0..n) = values of n/block_len blocks; exact in float. Not for planar formats. */
 void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n);
+
+/* The 16 levels of NF4 or FP4, from -1 to 1; NULL for other types. */
+extern const float quant_nf4_levels[16], quant_fp4_levels[16];
+static inline const float *quant_levels(enum dtype t)
+{
+    return t == DT_NF4 ? quant_nf4_levels : t == DT_FP4 ? quant_fp4_levels : NULL;
+}
 
 /* The grid of an IQ1, IQ2 or IQ3 format: points of 8 digits of 2 bits, or (IQ3) 4 digits of 3
  * bits, the first value in the low bits. NULL for other types. quant_grids has all of them

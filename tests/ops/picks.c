@@ -232,7 +232,8 @@ static bool takes(const char *formats, enum dtype t)
         return false;
     if (!strcmp(formats, "any"))
         return true;
-    if (!strncmp(formats, "codes", 5) && t >= DT_Q4_0 && (t != DT_F8_E4M3 || strstr(formats, "F8")))
+    bool apart = t == DT_F8_E4M3 || t == DT_NF4 || t == DT_FP4; /* named beside the codes */
+    if (!strncmp(formats, "codes", 5) && t >= DT_Q4_0 && !apart)
         return true;
     for (; (at = strstr(at, name)); at += n)
         if ((at == formats || at[-1] == ' ') && (at[n] == ' ' || !at[n]))

@@ -119,6 +119,12 @@ static void fix_block(enum dtype t, uint8_t *b, uint64_t *s)
         for (int i = 0; i < 4; i++)
             b[i] = (uint8_t)(4 + random_u64(s) % 8);
         break;
+    case DT_NF4:
+    case DT_FP4: {
+        float d = u * 0.04f;
+        memcpy(b, &d, 4);
+        break;
+    }
     case DT_MXFP4:
         b[0] = (uint8_t)(118 + random_u64(s) % 4);
         break;

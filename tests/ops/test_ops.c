@@ -22,10 +22,10 @@
 #include <unistd.h>
 
 static const enum dtype all_types[] = {
-    DT_F32,     DT_F16,    DT_BF16,  DT_Q4_0,    DT_Q4_1,  DT_Q5_0,  DT_Q5_1,
-    DT_Q8_0,    DT_Q2_K,   DT_Q3_K,  DT_Q4_K,    DT_Q5_K,  DT_Q6_K,  DT_IQ4_NL,
-    DT_IQ4_XS,  DT_MXFP4,  DT_IQ3_S, DT_F8_E4M3, DT_GPTQ4, DT_IQ1_S, DT_IQ1_M,
-    DT_IQ2_XXS, DT_IQ2_XS, DT_IQ2_S, DT_IQ3_XXS, DT_TQ1_0, DT_TQ2_0, DT_NVFP4};
+    DT_F32,     DT_F16,     DT_BF16,  DT_Q4_0,  DT_Q4_1,  DT_Q5_0,    DT_Q5_1,   DT_Q8_0,
+    DT_Q2_K,    DT_Q3_K,    DT_Q4_K,  DT_Q5_K,  DT_Q6_K,  DT_IQ4_NL,  DT_IQ4_XS, DT_MXFP4,
+    DT_IQ3_S,   DT_F8_E4M3, DT_GPTQ4, DT_IQ1_S, DT_IQ1_M, DT_IQ2_XXS, DT_IQ2_XS, DT_IQ2_S,
+    DT_IQ3_XXS, DT_TQ1_0,   DT_TQ2_0, DT_NVFP4, DT_NF4,   DT_FP4};
 enum { N_TYPES = (int)(sizeof all_types / sizeof *all_types) };
 
 /* A network of a head alone, of n_in columns and n_out rows, for up to 400 rows. */
@@ -544,14 +544,14 @@ static void test_moe(void)
         return;
     const enum dtype types[][2] = {
         {DT_Q4_K, DT_Q6_K},       {DT_Q4_K, DT_Q4_K}, {DT_Q8_0, DT_Q8_0}, {DT_GPTQ4, DT_GPTQ4},
-        {DT_F8_E4M3, DT_F8_E4M3}, {DT_BF16, DT_BF16}, {DT_Q5_K, DT_Q3_K}};
+        {DT_F8_E4M3, DT_F8_E4M3}, {DT_BF16, DT_BF16}, {DT_Q5_K, DT_Q3_K}, {DT_NF4, DT_FP4}};
     const int rows_of[] = {1, 2, 8, 9, 33, 100, 300};
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 8; i++) {
         struct dims s = base_dims();
         struct mlp_net n;
         s.n_expert = i % 2 ? 8 : i == 0 && !light ? 128 : 40;
         s.n_expert_used = i % 2 ? 3 : 8;
-        s.n_ff_exp = i < 2 ? 512 : i == 6 ? 256 : 96; /* K-quants need whole blocks */
+        s.n_ff_exp = i < 2 ? 512 : i == 6 ? 256 : i == 7 ? 128 : 96; /* whole blocks */
         s.norm_topk = i != 2;
         s.expert_scale = i == 3 ? 2.5f : 1.0f;
         mlp_open(&n, &s, s.n_expert, s.n_ff_exp, types[i][0], types[i][1],

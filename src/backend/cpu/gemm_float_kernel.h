@@ -1,11 +1,11 @@
 /*
- * Kernels for packed float weights (F32 F16 BF16 F8_E4M3) with float inputs. Included once per instruction
+ * Kernels for packed float weights (F32 F16 BF16 F8_E4M3) and codes of float levels (NF4 FP4) with float inputs. Included once per instruction
  * set, after the vectors of gemm_int8_kernel.h are defined.
  *
  * A vector is V_LANES weight rows; each column multiplies one load of weights by T broadcasts of inputs.
  * Each (weight row, input row) pair has two chains of fused multiply-adds, over even and odd columns, for
- * any number of input rows T. They are added at the end; for F8 at every 128 columns, where the scale
- * changes. Few rows are limited by memory bandwidth, many by FMA throughput.
+ * any number of input rows T. They are added at the end; for F8 at every 128 columns and for NF4 and FP4 at
+ * every 64, where the scale changes. Few rows are limited by memory bandwidth, many by FMA throughput.
  */
 #include "backend/cpu/gemm_kernels.h"
 
@@ -18,7 +18,13 @@
 
 enum { V_BYTES = V_LANES * 4, V_PARTS = GEMM_PANEL / V_LANES, PREFETCH_BYTES = 12288 };
 
-/* Columns k and k + 1 of a panel, for the lanes from byte `at` of a vector of floats on. */
+INLINE bool has_levels(const enum dtype type)
+{
+    return type == DT_NF4 || type == DT_FP4;
+}
+
+/* Columns k and k + 1 of a panel, for the lanes from byte `at` of a vector of floats on. NF4, FP4: k is
+ * even. */
 INLINE void load_two(const uint8_t *panel, size_t at, size_t k, const enum dtype type, VF *w0,
                      VF *w1)
 {
@@ -32,6 +38,8 @@ INLINE void load_two(const uint8_t *panel, size_t at, size_t k, const enum dtype
         VI v = vi_load(panel + 32 * k + at);
         *w0 = vf_from_bits(vi_sll32(v, 16));
         *w1 = vf_from_bits(vi_and(v, vi_set1_32((int)0xffff0000)));
+    } else if (has_levels(type)) {
+        vf_load_levels(panel + 8 * k + at / 4, quant_levels(type), w0, w1);
     } else {
         *w0 = vf_load_f8(panel + 16 * k + at / 4);
         *w1 = vf_load_f8(panel + 16 * k + 16 + at / 4);
@@ -46,7 +54,10 @@ INLINE void add_columns(const uint8_t *panel, size_t at, int k, int end, const f
     UNROLL
     for (int t = 0; t < T; t++)
         even[t] = odd[t] = vf_zero();
-    const int pair = type == DT_F32 ? 128 : type == DT_F8_E4M3 ? 32 : 64; /* bytes of two columns */
+    const int pair = type == DT_F32       ? 128 /* bytes of two columns */
+                     : type == DT_F8_E4M3 ? 32
+                     : has_levels(type)   ? 16
+                                          : 64;
     const char *later = (const char *)panel + PREFETCH_BYTES;
     for (; k + 1 < end; k += 2) {
         if (gemm_prefetch_few) {
@@ -113,6 +124,12 @@ INLINE void run_pass(const enum dtype type, const struct gemm_call *c, const uin
                             vf_mul(vf_load(scales + k / 128 * GEMM_PANEL + part * V_LANES),
                                    vf_set1(256.0f)),
                             type, T);
+        else if (has_levels(type)) /* a unit's codes follow its 16 scales */
+            for (int k = 0; k < n_in; k += QK_NF4) {
+                const uint8_t *unit = panel + (size_t)(k / QK_NF4) * PANEL_NF4_UNIT;
+                add_columns(unit + UNIT_SCALES - 8 * (size_t)k, at, k, k + QK_NF4, x, acc,
+                            vf_load((const float *)(unit + at)), type, T);
+            }
         else
             add_columns(panel, at, 0, n_in, x, acc, vf_set1(1.0f), type, T);
         store(c, acc, col + part * V_LANES, i0, T);
@@ -152,10 +169,13 @@ KERNEL(f32, DT_F32)
 KERNEL(f16, DT_F16)
 KERNEL(bf16, DT_BF16)
 KERNEL(f8, DT_F8_E4M3)
+KERNEL(nf4, DT_NF4)
+KERNEL(fp4, DT_FP4)
 
 void NAME(gemm_float)(const struct gemm_call *c)
 {
     static void (*const by_type[DT_COUNT])(const struct gemm_call *c) = {
-        [DT_F32] = f32, [DT_F16] = f16, [DT_BF16] = bf16, [DT_F8_E4M3] = f8};
+        [DT_F32] = f32,    [DT_F16] = f16, [DT_BF16] = bf16,
+        [DT_F8_E4M3] = f8, [DT_NF4] = nf4, [DT_FP4] = fp4};
     by_type[c->seg->type](c);
 }

@@ -1,6 +1,6 @@
 /*
- * Packed float weights times many input rows on AMX bf16 tiles, at nearly fp32 precision. Also GPTQ4, whose
- * users expect no loss.
+ * Packed float weights times many input rows on AMX bf16 tiles, at nearly fp32 precision. Also GPTQ4, NF4 and
+ * FP4, whose users expect no loss.
  *
  *   C (16 inputs, 16 weight rows) += A (16 inputs, 32 columns) * B (32 columns, 16 weight rows)
  *   x w = x0 w0 + x0 w1 + x1 w0, with x = x0 + x1 and w = w0 + w1
@@ -72,6 +72,21 @@ static void convert_gptq(const uint8_t *panel, int n_in, int group_len, uint8_t 
                 f[i] = _mm512_fmsub_ps(f[i], scale, min);
             put_pair(f[0], f[1], out, 2 * g);
             put_pair(f[2], f[3], out, 2 * g + 1);
+        }
+    }
+}
+
+/* NF4 and FP4: level * scale, a scale per 64 columns. */
+INLINE void convert_levels(const enum dtype type, const uint8_t *panel, int n_in, uint8_t *out)
+{
+    for (int k = 0; k < n_in; k += 32, out += 2 * TILE) {
+        const uint8_t *unit = panel + (size_t)(k / QK_NF4) * PANEL_NF4_UNIT;
+        VF scale = vf_load((const float *)unit);
+        for (int i = 0; i < 16; i++) {
+            VF a, b;
+            vf_load_levels(unit + UNIT_SCALES + GEMM_PANEL * (k % QK_NF4 / 2 + i),
+                           quant_levels(type), &a, &b);
+            put_pair(vf_mul(a, scale), vf_mul(b, scale), out, i);
         }
     }
 }
@@ -152,6 +167,8 @@ INLINE void gemm(const struct gemm_call *c, const enum dtype type)
             uint8_t *tiles = s->tiles + (size_t)p * (size_t)(n_in / 32) * 2 * TILE;
             if (type == DT_GPTQ4)
                 convert_gptq(b[p], n_in, seg->group_len, tiles);
+            else if (type == DT_NF4 || type == DT_FP4)
+                convert_levels(type, b[p], n_in, tiles);
             else
                 convert(type, b[p], n_in, tiles);
             b[p] = tiles;
@@ -179,6 +196,10 @@ void gemm_split_amx(const struct gemm_call *c)
         gemm(c, DT_F8_E4M3);
     else if (c->seg->type == DT_GPTQ4)
         gemm(c, DT_GPTQ4);
+    else if (c->seg->type == DT_NF4)
+        gemm(c, DT_NF4);
+    else if (c->seg->type == DT_FP4)
+        gemm(c, DT_FP4);
     else
         gemm(c, DT_BF16);
 }

@@ -36,6 +36,20 @@
 #define vf_fnma(a, b, c)      _mm256_fnmadd_ps(a, b, c)
 #define vf_load_f16(p)        _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 
+/* The levels of 8 bytes' low nibbles (w0) and high nibbles (w1); levels: (16). A look-up reads three
+ * bits; the fourth, as a sign bit, chooses between two. */
+static inline __attribute__((always_inline)) void
+vf_load_levels(const uint8_t *p, const float *levels, __m256 *w0, __m256 *w1)
+{
+    __m256i v = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+            u = _mm256_srli_epi32(v, 4);
+    __m256 low = _mm256_loadu_ps(levels), high = _mm256_loadu_ps(levels + 8);
+    *w0 = _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, v), _mm256_permutevar8x32_ps(high, v),
+                           _mm256_castsi256_ps(_mm256_slli_epi32(v, 28)));
+    *w1 = _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, u), _mm256_permutevar8x32_ps(high, u),
+                           _mm256_castsi256_ps(_mm256_slli_epi32(u, 28)));
+}
+
 /* Half of 2^(e - 127), exact for subnormal results too. */
 static inline __m256 vf_load_e8m0_half(const uint8_t *p)
 {

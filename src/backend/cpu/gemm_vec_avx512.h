@@ -64,6 +64,16 @@ static inline __m512 vf_load_f8(const uint8_t *p)
     return _mm512_cvtph_ps(_mm256_and_si256(v, _mm256_set1_epi16((short)0xbf80)));
 }
 
+/* The levels of 16 bytes' low nibbles (w0) and high nibbles (w1); levels: (16) */
+static inline __attribute__((always_inline)) void
+vf_load_levels(const uint8_t *p, const float *levels, __m512 *w0, __m512 *w1)
+{
+    __m512i v = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    __m512 table = _mm512_loadu_ps(levels);
+    *w0 = _mm512_permutexvar_ps(v, table); /* reads the low four bits alone */
+    *w1 = _mm512_permutexvar_ps(_mm512_srli_epi32(v, 4), table);
+}
+
 #ifdef __AVX512VNNI__
 /* In assembly, because gcc copies the intrinsic's accumulators around in loops. */
 static inline __attribute__((always_inline)) __m512i vnni_dot(__m512i acc, __m512i u, __m512i s)

@@ -302,6 +302,34 @@ NEON VF vf_load_f8(const uint8_t *p)
 #undef F
 }
 
+/* Four levels of the nibbles in the bytes of v, a byte a lane of 32 bits. */
+NEON float32x4_t neon_levels(uint8x16x4_t table, uint32x4_t v)
+{
+    uint32x4_t at = vmlaq_u32(vdupq_n_u32(0x03020100), v, vdupq_n_u32(0x04040404));
+    return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(at)));
+}
+
+/* The levels of 16 bytes' low nibbles (w0) and high nibbles (w1); levels: (16) */
+NEON void vf_load_levels(const uint8_t *p, const float *levels, VF *w0, VF *w1)
+{
+    const uint8_t *t = (const uint8_t *)levels;
+    const uint8x16x4_t table = {
+        {vld1q_u8(t), vld1q_u8(t + 16), vld1q_u8(t + 32), vld1q_u8(t + 48)}};
+    uint8x16_t v = vld1q_u8(p), low = vandq_u8(v, vdupq_n_u8(15)), high = vshrq_n_u8(v, 4);
+    uint16x8_t a = vmovl_u8(vget_low_u8(low)), b = vmovl_u8(vget_high_u8(low));
+    uint16x8_t c = vmovl_u8(vget_low_u8(high)), d = vmovl_u8(vget_high_u8(high));
+    uint32x4_t x[4] = {vmovl_u16(vget_low_u16(a)), vmovl_u16(vget_high_u16(a)),
+                       vmovl_u16(vget_low_u16(b)), vmovl_u16(vget_high_u16(b))};
+    uint32x4_t y[4] = {vmovl_u16(vget_low_u16(c)), vmovl_u16(vget_high_u16(c)),
+                       vmovl_u16(vget_low_u16(d)), vmovl_u16(vget_high_u16(d))};
+#define F(r, i) neon_levels(table, x[i])
+    *w0 = EACH(VF, F);
+#undef F
+#define F(r, i) neon_levels(table, y[i])
+    *w1 = EACH(VF, F);
+#undef F
+}
+
 /* Half of 2^(e - 127), exact for subnormal results too. */
 NEON float32x4_t neon_e8m0_half(uint32x4_t e)
 {

@@ -298,6 +298,10 @@ static bool unit_of(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
     case DT_MXFP4:
         *blocks = 4, *scales = UNIT_SCALES, *bytes = 256;
         return true;
+    case DT_NF4:
+    case DT_FP4:
+        *scales = UNIT_SCALES, *bytes = PANEL_NF4_UNIT - UNIT_SCALES;
+        return true;
     default:
         return panel_low_unit(t, blocks, scales, bytes) ||
                panel_levels_unit(t, blocks, scales, bytes);
@@ -306,7 +310,8 @@ static bool unit_of(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
 
 bool panel_reads_floats(enum dtype t)
 {
-    return t == DT_F32 || t == DT_F16 || t == DT_BF16 || t == DT_F8_E4M3;
+    return t == DT_F32 || t == DT_F16 || t == DT_BF16 || t == DT_F8_E4M3 || t == DT_NF4 ||
+           t == DT_FP4;
 }
 
 bool panel_reads_fine(enum dtype t)
@@ -425,6 +430,12 @@ static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, i
     case DT_MXFP4:
         unit[16 * i + lane] = src[0];
         pack_split16(src + 1, unit + UNIT_SCALES + 256 * i, lane);
+        break;
+    case DT_NF4:
+    case DT_FP4:
+        memcpy(unit + 4 * lane, src, 4);
+        for (int p = 0; p < QK_NF4 / 2; p++)
+            unit[UNIT_SCALES + GEMM_PANEL * p + lane] = src[4 + p];
         break;
     default:
         if (panel_has_levels(t))
@@ -591,6 +602,7 @@ void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst)
         struct block_q8_0 q8_0;
         struct block_q4_0 q4_0; /* also IQ4_NL's layout */
         struct block_mxfp4 mx;
+        struct block_nf4 nf4; /* also FP4's layout */
     } b;
     size_t scales, bytes;
     CHECK(unit_of(t, &blocks, &scales, &bytes), "%s is not packed", dtype_name(t));
@@ -629,6 +641,12 @@ void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst)
         case DT_MXFP4:
             unpack_split16(q, lane, b.mx.qs);
             b.mx.e = unit[16 * (i % blocks) + lane];
+            break;
+        case DT_NF4:
+        case DT_FP4:
+            memcpy(&b.nf4.d, unit + 4 * lane, 4);
+            for (int p = 0; p < QK_NF4 / 2; p++)
+                b.nf4.qs[p] = q[GEMM_PANEL * p + lane];
             break;
         default:
             unpack_split16(q, lane, b.q4_0.qs);

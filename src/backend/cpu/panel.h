@@ -37,6 +37,8 @@
  *   IQ1_*    8       1280   as IQ2; lanes: bit i shifts columns 8i to 8i + 7 down  C2 (5)
  *   TQ*      8       1088   d, unused 32                                           C2 of value + 1
  *   NVFP4    2       576    16 E4M3 bytes per 16 columns (6)                       C4
+ *   NF4 FP4  1       576    16 floats                                              byte 16 p + r: columns 2p (low
+ *                                                                                  nibble) and 2p + 1 of row r
  *   GPTQ4    group   -      32 scales (fp16), 16 zero points (bytes), unused 16    C4
  * (1) byte j of a lane: low nibble is the low bits of block j, high nibble those of block 4 + j.
  * (2) byte j of a lane: bits 0-1 scale j, 2-3 scale 4 + j, 4-5 min j, 6-7 min 4 + j.
@@ -46,7 +48,7 @@
  * (6) the panel begins with the tensor's scale, 16 floats.
  * (7) of code + 128; on ARM, whose dot products are of signed bytes, of the codes.
  *
- * Float weights are multiplied as floats: columns of 16 values. BF16 is stored in pairs of columns (a row's
+ * Float weights, and the levels of NF4 and FP4, are multiplied as floats: columns of 16 values. BF16 is stored in pairs of columns (a row's
  * two values adjacent). F8_E4M3 begins with its scales, 16 floats per 128 columns.
  */
 #ifndef STEEL_BACKEND_CPU_PANEL_H
@@ -76,6 +78,9 @@ enum {
 #else
 #define PANEL_Q8_SIGNS 0x80808080u
 #endif
+
+/* Bytes of 64 columns of NF4 or FP4. */
+enum { PANEL_NF4_UNIT = UNIT_SCALES + GEMM_PANEL * QK_NF4 / 2 };
 
 /* Bytes of an NVFP4 panel before its first unit. */
 enum { NVFP4_HEAD = GEMM_PANEL * 4 };

@@ -309,7 +309,7 @@ static inline void pack_gptq(const uint8_t *src, size_t stride, uint8_t *dst)
     }
 }
 
-/* 16 bytes of each row of a float format. */
+/* 16 bytes of each row of a float format; F8_E4M3: of any bytes. */
 static inline void pack_floats(enum dtype t, const uint8_t *src, size_t stride, uint8_t *dst,
                                int lane)
 {
@@ -329,6 +329,14 @@ static inline void pack_floats(enum dtype t, const uint8_t *src, size_t stride, 
             for (int j = 0; j < 4; j++)
                 store_bytes(dst + 64 * i + 16 * j + lane, q[i] >> 8 * j);
         }
+}
+
+/* 64 columns of NF4 or FP4. */
+static inline void pack_nf4(const uint8_t *src, size_t stride, uint8_t *unit, int lane)
+{
+    copy_small(src, stride, 4, unit + 4 * lane);
+    for (int i = 0; i < 2; i++)
+        pack_floats(DT_F8_E4M3, src + 4 + 16 * i, stride, unit + UNIT_SCALES + 256 * i, lane);
 }
 
 static void pack_float_rows(const struct pack_rows *p, const uint8_t *src, uint8_t *dst, int lane)
@@ -385,6 +393,11 @@ static void pack_lanes(const struct pack_rows *p, const uint8_t *src, uint8_t *d
             copy_small(src, stride, 1, dst + 16 * (i & 3) + lane);
             pack_split16(src + 1, stride, dst + UNIT_SCALES + 256 * (i & 3) + 4 * lane);
         }
+        break;
+    case DT_NF4:
+    case DT_FP4:
+        for (int i = 0; i < n; i++, src += 36, dst += PANEL_NF4_UNIT)
+            pack_nf4(src, stride, dst, lane);
         break;
     case DT_GPTQ4:
         for (int k = 0; k < p->n_in; k += 32, src += 16) {

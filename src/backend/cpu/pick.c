@@ -44,6 +44,8 @@ enum { ATTN_DECODE_TILES_FROM = 1, ATTN_DECODE_TILES_TO = ATTN_TILES_FROM - 1 };
 #define LEVEL_BITS                                                                                 \
     (BIT(DT_IQ1_S) | BIT(DT_IQ1_M) | BIT(DT_IQ2_XXS) | BIT(DT_IQ2_XS) | BIT(DT_IQ2_S) |            \
      BIT(DT_IQ3_XXS) | BIT(DT_IQ3_S) | BIT(DT_TQ1_0) | BIT(DT_TQ2_0) | BIT(DT_NVFP4))
+#define FLOAT_BITS                                                                                 \
+    (BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3) | BIT(DT_NF4) | BIT(DT_FP4))
 #define FINE_BITS (BIT(DT_Q8_0) | BIT(DT_MXFP4) | BIT(DT_GPTQ4) | BIT(DT_NVFP4))
 #define LOW_NAMES                                                                                  \
     "Q2_K Q3_K Q4_1 Q5_0 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4"
@@ -53,9 +55,8 @@ static const struct pick_formats __attribute__((unused))
 tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
     tiles8 = {TILE_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4"},
     quantised = {TILE_BITS | LOW_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4 " LOW_NAMES},
-    floats = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3), "F32 F16 BF16 F8_E4M3"},
-    split = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3) | BIT(DT_GPTQ4),
-             "F32 F16 BF16 F8_E4M3 GPTQ4"},
+    floats = {FLOAT_BITS, "F32 F16 BF16 F8_E4M3 NF4 FP4"},
+    split = {FLOAT_BITS | BIT(DT_GPTQ4), "F32 F16 BF16 F8_E4M3 NF4 FP4 GPTQ4"},
     /* Without formats whose sums gemm_int8_i8mm.c cannot add in the order of the other kernels. */
     matrices = {(TILE_BITS | LOW_BITS) & ~(FINE_BITS | BIT(DT_Q2_K) | BIT(DT_Q5_0)),
                 "Q4_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS Q3_K Q4_1 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S "

@@ -31,6 +31,7 @@ static const struct packing packings[DT_COUNT] = {
     [DT_TQ2_0] = {1, FORMAT_TQ2_0, 64, 2},    [DT_NVFP4] = {1, FORMAT_NVFP4, 0, 0},
     [DT_Q1_0] = {1, FORMAT_Q1_0, 0, 2},       [DT_Q2_0] = {1, FORMAT_Q2_0, 0, 2},
     [DT_F8_E4M3] = {1, FORMAT_F8_E4M3, 0, 0}, [DT_GPTQ4] = {1, FORMAT_GPTQ4, 0, 0},
+    [DT_NF4] = {1, FORMAT_NF4, 0, 0},         [DT_FP4] = {1, FORMAT_FP4, 0, 0},
 };
 
 uint32_t vulkan_cache_format(enum dtype t)

@@ -65,6 +65,7 @@ enum tile_kind {
     TILE_GPTQ4,
     TILE_F16, /* also BF16: in practice every bf16 weight is exact in fp16 */
     TILE_F8,
+    TILE_LEVELS, /* NF4, FP4 */
     TILE_F32,
     TILE_KINDS
 };
@@ -73,7 +74,7 @@ enum tile_kind {
 enum tile_set {
     SET_K,     /* Q4_K, Q6_K */
     SET_CODES, /* and all other quantised kinds */
-    SET_FAST,  /* and F16, F8 */
+    SET_FAST,  /* and F16, F8, LEVELS */
     SET_ALL,
     N_SETS
 };

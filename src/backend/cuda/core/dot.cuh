@@ -240,6 +240,24 @@ DEVICE void dot_f8(const uint8_t *tile, const struct row_slice &x, float (&r)[2]
     }
 }
 
+DEVICE void dot_levels(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+#pragma unroll 1
+    for (int q = 0; q < 4; q++) {
+        struct format<TILE_LEVELS> f;
+        float c[4] = {};
+        f.fetch(tile, q, lane_id());
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t a[4];
+            f.raw(j, a);
+            group_mma(c, a, x, 2 * q + (j >> 1), j & 1);
+        }
+        r[0] += f.scale.x * (c[0] + c[1]);
+        r[1] += f.scale.y * (c[2] + c[3]);
+    }
+}
+
 /* Any other kind, element by element. A second fragment holds the rounding errors of the first. */
 DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
                      float (&r)[2])
@@ -288,6 +306,8 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
         dot_slow(s, tile, x, r);
     } else if (s->kind == TILE_F8) {
         dot_f8(tile, x, r);
+    } else if (s->kind == TILE_LEVELS) {
+        dot_levels(tile, x, r);
     } else if (s->kind != TILE_F16) {
         dot_converted(s, tile, x, r);
     } else {

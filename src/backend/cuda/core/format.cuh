@@ -12,6 +12,7 @@
  *   codes  see codes.cuh: first all codes, then all scales
  *   F16    8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
  *   F8     4224: see format<TILE_F8>
+ *   LEVELS 2352: see format<TILE_LEVELS>
  *   F32    16384: row-major
  */
 #ifndef STEEL_BACKEND_CUDA_FORMAT_CUH
@@ -19,7 +20,7 @@
 
 #include "backend/cuda/core/codes.cuh"
 
-enum { F16_BYTES = 8192, F32_BYTES = 16384, F8_BYTES = 4096 + 128 };
+enum { F16_BYTES = 8192, F32_BYTES = 16384, F8_BYTES = 4096 + 128, LEVELS_BYTES = 2048 + 256 + 48 };
 
 template <int KIND> struct format;
 
@@ -199,6 +200,120 @@ template <> struct format<TILE_F8> {
     }
 };
 
+/* NF4 and FP4 (quant.h) */
+DEVICE float float_level(int dtype, int code)
+{
+    static const float nf4[16] = {-1.0f,
+                                  -0.6961928009986877f,
+                                  -0.5250730514526367f,
+                                  -0.39491748809814453f,
+                                  -0.28444138169288635f,
+                                  -0.18477343022823334f,
+                                  -0.09105003625154495f,
+                                  0.0f,
+                                  0.07958029955625534f,
+                                  0.16093020141124725f,
+                                  0.24611230194568634f,
+                                  0.33791524171829224f,
+                                  0.44070982933044434f,
+                                  0.5626170039176941f,
+                                  0.7229568362236023f,
+                                  1.0f};
+    const uint64_t fp4 = 0x30206040c0800100u; /* 0 1 128 192 64 96 32 48, a byte each */
+    if (dtype == DT_NF4)
+        return nf4[code];
+    float v = (float)(fp4 >> 8 * (code & 7) & 255);
+    return (code & 8 ? -v : v) / 192.0f;
+}
+
+/*
+ * The levels of a TILE_LEVELS: nibble `code` of names is a code's index, and unit times a level is its fp16. Pairs of
+ * indices eight apart must have equal top bits in both bytes. Signs are equal where positive and negative levels are
+ * paired apart (0 is -0 if there are eight negative ones), and the lower bytes' top bits where an even number of them is
+ * set among each sign. NF4's unit is the one of 400,000 with the least rounding error, 2^-12.4 of a level; FP4's levels
+ * are exact.
+ */
+struct level_table {
+    uint64_t names;
+    uint32_t upper[4], lower[4];
+    float unit;
+};
+DEVICE struct level_table level_table_of(int dtype)
+{
+    if (dtype == DT_NF4)
+        return {0xfd75e6c4918b30a2u,
+                {0xa7ac9fa9u, 0x2924281eu, 0x5a557f5cu, 0x2c262b22u},
+                {0xcbef302eu, 0x8ddb5948u, 0x6221004bu, 0x1054225au},
+                0.0770759375f};
+    return {0xf7e6d5c4b3a29180u,
+            {0x30343800u, 0xb0b4b880u, 0x32363a1cu, 0x4d494563u},
+            {},
+            192.0f / 256.0f};
+}
+
+/*
+ * Four bits that index 16 levels of fp16, in codes_level's order; then floats, the scales of 64 columns,
+ * [chunk][g]{g, g+8}; then the levels: their 16 upper bytes, their lower bytes, what they are multiplied by,
+ * and the dtype, twelve bytes long. A byte is looked up as in codes_level: bytes whose indices differ
+ * by eight have the same top bit, and where it is set the second one is stored inverted.
+ */
+template <> struct format<TILE_LEVELS> {
+    enum { SCALES_AT = 2048, LEVELS_AT = 2304, BYTES = LEVELS_BYTES };
+    uint32_t word[4];
+    uint4 upper, lower;
+    float2 scale; /* rows g, g+8 */
+    uint32_t s[2];
+    static __device__ __forceinline__ uint32_t four(const uint4 &bytes, uint32_t names)
+    {
+        return byte_perm_sign(bytes.x, bytes.y, names) ^
+               byte_perm_sign(bytes.z, bytes.w, names ^ 0x88888888u);
+    }
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        uint4 w = load16(tile + q * 512 + lane * 16);
+        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
+        upper = load16(tile + LEVELS_AT);
+        lower = load16(tile + LEVELS_AT + 16);
+        float2 d = *(const float2 *)(tile + SCALES_AT + q * 64 + (lane >> 2) * 8);
+        float by = float_of(load4(tile + LEVELS_AT + 32));
+        scale.x = d.x * by;
+        scale.y = d.y * by;
+    }
+    __device__ __forceinline__ void ready()
+    {
+        float f = fminf(scale.x, 65504.0f), g = fminf(scale.y, 65504.0f);
+        s[0] = pack_half2(f, f);
+        s[1] = pack_half2(g, g);
+    }
+    __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t names = word[j] >> 16 * h, up = four(upper, names), low = four(lower, names);
+            a[h] = byte_perm(low, up, 0x6240);
+            a[h + 2] = byte_perm(low, up, 0x7351);
+        }
+    }
+    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+        raw(j, a);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = OP::mul(a[i], s[i & 1]);
+    }
+    static __device__ __forceinline__ float value(const uint8_t *tile, int r, int k)
+    {
+        struct tile_place p = tile_place_of(r, k);
+        uint32_t w = load4(tile + p.q * 512 + p.lane * 16 + p.j * 4);
+        uint32_t name = w >> (16 * p.h + 4 * ((p.e & 1) * 2 + (p.e >> 1))) & 15;
+        int dtype = (int)load4(tile + LEVELS_AT + 36), code = 0;
+        while (code < 15 && (level_table_of(dtype).names >> 4 * code & 15) != name)
+            code++;
+        return float_level(dtype, code) *
+               *(const float *)(tile + SCALES_AT + p.q * 64 + p.g * 8 + p.h * 4);
+    }
+};
+
 /* Value of (row r, column k) of a tile, exact in float. Slow: one element. */
 DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
 {
@@ -207,6 +322,8 @@ DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
         return *(const float *)(tile + (r * TILE_K + k) * 4);
     if (s->kind == TILE_F8)
         return format<TILE_F8>::value(tile, r, k);
+    if (s->kind == TILE_LEVELS)
+        return format<TILE_LEVELS>::value(tile, r, k);
     if (s->kind == TILE_F16) {
         struct tile_place p = tile_place_of(r, k);
         return raw_half(tile + (k >> 4) * 512 + p.lane * 16 + p.h * 8 + p.e * 2);
@@ -260,6 +377,8 @@ DEVICE void chunk_decode(const struct seg *s, const uint8_t *tile, int q, uint32
         chunk_frags<TILE_F16>(tile, q, a);
     else if (s->kind == TILE_F8)
         chunk_frags<TILE_F8>(tile, q, a);
+    else if (s->kind == TILE_LEVELS)
+        chunk_frags<TILE_LEVELS>(tile, q, a);
     else
         quant_kind(s->kind, [&](auto kind) { chunk_frags<kind.VALUE>(tile, q, a); });
 }

@@ -230,6 +230,10 @@ DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
         return raw_half(b) * (float)(sc - 32) *
                (float)iq4_level(b[8 + 16 * blk + i] >> 4 * hi & 15);
     }
+    case DT_NF4:
+    case DT_FP4:
+        b += k / 64 * 36;
+        return float_of(raw_word(b)) * float_level(dtype, b[4 + k % 64 / 2] >> 4 * (k & 1) & 15);
     case DT_NVFP4: {
         b += k / 64 * 36;
         int group = k % 64 / 16, code = b[4 + 8 * group + k % 8] >> (k % 16 / 8 * 4) & 15;
@@ -356,6 +360,11 @@ DEVICE uint32_t code_of(const struct repack &p, int row, int col)
         return b[k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3;
     case DT_NVFP4:
         return b[4 + 8 * (k % 64 / 16) + k % 8] >> (k % 16 / 8 * 4) & 15;
+    case DT_NF4:
+    case DT_FP4:
+        return (uint32_t)(level_table_of(p.dtype).names >>
+                          4 * (b[4 + k % 64 / 2] >> 4 * (k & 1) & 15)) &
+               15;
     case DT_F8_E4M3:
         return b[0];
     default: /* GPTQ4: two columns per byte */
@@ -540,6 +549,7 @@ DEVICE uint32_t codes_word(const struct repack &p, int row0, int kt, int w)
         return levels_word(row0, kt, w, [&](int r, int c) { return level_name(code_of(p, r, c)); });
     case TILE_MXFP4:
     case TILE_NVFP4:
+    case TILE_LEVELS:
         return levels_word(row0, kt, w, code);
     case TILE_Q6_K:
         return w < 512 ? nibbles_word(row0, kt, w, code)
@@ -658,6 +668,21 @@ DEVICE float repack_value(const struct repack &p, int row, int col)
     return p.dtype == DT_NVFP4 && p.scale ? v * *(const float *)p.scale : v;
 }
 
+/* Words of a TILE_LEVELS behind its codes. */
+DEVICE uint32_t level_word(const struct repack &p, int row0, int kt, int w)
+{
+    if (w < 64) { /* a block's scale; 0 for padding */
+        const uint8_t *b =
+            block_of(p, row0 + (w >> 1 & 7) + 8 * (w & 1), kt * TILE_K + 64 * (w >> 4));
+        return b ? raw_word(b) : 0;
+    }
+    struct level_table t = level_table_of(p.dtype);
+    return w < 68   ? t.upper[w - 64]
+           : w < 72 ? t.lower[w - 68]
+           : w < 73 ? bits_of(1.0f / t.unit)
+                    : (uint32_t)p.dtype;
+}
+
 DEVICE uint32_t repack_word(const struct repack &p, int tile, int kt, int w)
 {
     int row0 = tile * TILE_ROWS;
@@ -679,6 +704,8 @@ DEVICE uint32_t repack_word(const struct repack &p, int tile, int kt, int w)
         size_t g = (size_t)row * (size_t)p.n_groups + (size_t)(col / 128);
         return bits_of(p.scale ? ((const float *)p.scale)[g] : 1.0f);
     }
+    if (p.kind == TILE_LEVELS)
+        return w < 512 ? codes_word(p, row0, kt, w) : level_word(p, row0, kt, w - 512);
     int codes = 0;
     quant_kind(p.kind, [&](auto kind) { codes = format<kind.VALUE>::SCALES_AT / 4; });
     return w < codes ? codes_word(p, row0, kt, w) : scales_word(p, row0, kt, w - codes);

@@ -626,7 +626,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
     info.formats = p->op == PICK_ROUTER || p->op == PICK_LOGITS ? "F32"
                    : !p->formats                                ? ""
                    : p->formats == ANY                          ? "any"
-                   : p->formats == FAST                         ? "codes F16 F8"
+                   : p->formats == FAST                         ? "codes F16 F8 NF4 FP4"
                    : p->formats == CODES                        ? "codes"
                                                                 : "Q4_K Q6_K";
     info.device = p->needs == NEEDS_WGMMA ? "wgmma" : p->needs == NEEDS_GRID_BARRIER ? "alone" : "";

@@ -226,15 +226,16 @@ static const struct {
     {                                                                                              \
         dtype, kind, format<kind>::BYTES                                                           \
     }
-    KIND(DT_Q4_K, TILE_Q4_K),     KIND(DT_Q6_K, TILE_Q6_K),     KIND(DT_Q8_0, TILE_Q8_0),
-    KIND(DT_Q4_0, TILE_Q4_0),     KIND(DT_Q4_1, TILE_Q4_1),     KIND(DT_Q5_0, TILE_Q5_1),
-    KIND(DT_Q5_1, TILE_Q5_1),     KIND(DT_Q5_K, TILE_Q5_K),     KIND(DT_Q3_K, TILE_Q3_K),
-    KIND(DT_Q2_K, TILE_Q2_K),     KIND(DT_TQ1_0, TILE_Q2_K),    KIND(DT_TQ2_0, TILE_Q2_K),
-    KIND(DT_IQ4_NL, TILE_IQ4_NL), KIND(DT_IQ4_XS, TILE_IQ4_XS), KIND(DT_MXFP4, TILE_MXFP4),
-    KIND(DT_NVFP4, TILE_NVFP4),   KIND(DT_IQ3_S, TILE_IQ3_S),   KIND(DT_IQ3_XXS, TILE_IQ3_XXS),
-    KIND(DT_IQ2_XXS, TILE_IQ2),   KIND(DT_IQ2_XS, TILE_IQ2),    KIND(DT_IQ2_S, TILE_IQ2),
-    KIND(DT_IQ1_S, TILE_IQ1),     KIND(DT_IQ1_M, TILE_IQ1),     KIND(DT_F16, TILE_F16),
-    KIND(DT_BF16, TILE_F16),      KIND(DT_F8_E4M3, TILE_F8),    {DT_F32, TILE_F32, F32_BYTES},
+    KIND(DT_Q4_K, TILE_Q4_K),     KIND(DT_Q6_K, TILE_Q6_K),      KIND(DT_Q8_0, TILE_Q8_0),
+    KIND(DT_Q4_0, TILE_Q4_0),     KIND(DT_Q4_1, TILE_Q4_1),      KIND(DT_Q5_0, TILE_Q5_1),
+    KIND(DT_Q5_1, TILE_Q5_1),     KIND(DT_Q5_K, TILE_Q5_K),      KIND(DT_Q3_K, TILE_Q3_K),
+    KIND(DT_Q2_K, TILE_Q2_K),     KIND(DT_TQ1_0, TILE_Q2_K),     KIND(DT_TQ2_0, TILE_Q2_K),
+    KIND(DT_IQ4_NL, TILE_IQ4_NL), KIND(DT_IQ4_XS, TILE_IQ4_XS),  KIND(DT_MXFP4, TILE_MXFP4),
+    KIND(DT_NVFP4, TILE_NVFP4),   KIND(DT_IQ3_S, TILE_IQ3_S),    KIND(DT_IQ3_XXS, TILE_IQ3_XXS),
+    KIND(DT_IQ2_XXS, TILE_IQ2),   KIND(DT_IQ2_XS, TILE_IQ2),     KIND(DT_IQ2_S, TILE_IQ2),
+    KIND(DT_IQ1_S, TILE_IQ1),     KIND(DT_IQ1_M, TILE_IQ1),      KIND(DT_F16, TILE_F16),
+    KIND(DT_BF16, TILE_F16),      KIND(DT_F8_E4M3, TILE_F8),     KIND(DT_NF4, TILE_LEVELS),
+    KIND(DT_FP4, TILE_LEVELS),    {DT_F32, TILE_F32, F32_BYTES},
 #undef KIND
 };
 
@@ -298,10 +299,10 @@ static size_t lay_out(const struct raw_weight *src, enum weight_role role, struc
         row0 += s->rows;
         m->n_tiles += to->n_tiles;
         m->max_tile_bytes = to->tile_bytes > m->max_tile_bytes ? to->tile_bytes : m->max_tile_bytes;
-        int set = to->kind <= TILE_Q6_K    ? SET_K
-                  : to->kind <= TILE_GPTQ4 ? SET_CODES
-                  : to->kind <= TILE_F8    ? SET_FAST
-                                           : SET_ALL;
+        int set = to->kind <= TILE_Q6_K     ? SET_K
+                  : to->kind <= TILE_GPTQ4  ? SET_CODES
+                  : to->kind <= TILE_LEVELS ? SET_FAST
+                                            : SET_ALL;
         m->set = set > m->set ? set : m->set;
     }
     *bias_at = total;

@@ -428,6 +428,8 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
             gemm_wgmma_width<TILE_F16, FEW>(k, w, rows.count, acc);
         else if (s->kind == TILE_F8)
             gemm_wgmma_width<TILE_F8, FEW>(k, w, rows.count, acc);
+        else if (s->kind == TILE_LEVELS)
+            gemm_wgmma_width<TILE_LEVELS, FEW>(k, w, rows.count, acc);
         else
             quant_kind(s->kind, [&](auto kind) {
                 gemm_wgmma_width<kind.VALUE, FEW>(k, w, rows.count, acc);

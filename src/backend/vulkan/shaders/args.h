@@ -42,7 +42,9 @@ typedef uint32_t uint;
 #define FORMAT_Q2_0    27
 #define FORMAT_F8_E4M3 28
 #define FORMAT_GPTQ4   29
-#define N_FORMATS      30
+#define FORMAT_NF4     30
+#define FORMAT_FP4     31
+#define N_FORMATS      32
 
 /* Words of the step block: where its arrays begin, in words, and the step's sizes. */
 #define STEP_TOKENS       0

@@ -94,6 +94,26 @@ vec4 fp4_levels(uvec4 c)
     return vec4(fp4_level(c.x), fp4_level(c.y), fp4_level(c.z), fp4_level(c.w));
 }
 
+/* The levels of bitsandbytes' 4 bits. */
+const float NF4[16] = float[16](-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+                                -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+                                0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
+                                0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                                0.7229568362236023, 1.0);
+const float BNB_FP4[8] = float[8](0.0, 0.0625 / 12.0, 8.0 / 12.0, 1.0, 4.0 / 12.0, 0.5, 2.0 / 12.0, 0.25);
+
+float bnb_level(uint c)
+{
+    if (FORMAT == FORMAT_NF4)
+        return NF4[c];
+    return c < 8 ? BNB_FP4[c] : -BNB_FP4[c - 8];
+}
+
+vec4 bnb_levels(uvec4 c)
+{
+    return vec4(bnb_level(c.x), bnb_level(c.y), bnb_level(c.z), bnb_level(c.w));
+}
+
 /* Scale and minimum of sub-block j of Q4_K and Q5_K: 12 bytes, after the block's first word. */
 uvec2 k4_scale_min(uvec4 head, uint j)
 {
@@ -158,7 +178,7 @@ float mxfp4_scale(uint e)
     return uintBitsToFloat(e < 2 ? 0x00200000u << e : (e - 1) << 23);
 }
 
-/* Formats whose values are plain numbers, GPTQ and NVFP4. */
+/* Formats whose values are plain numbers, GPTQ, NVFP4, NF4 and FP4. */
 eight decode_plain(Words w, uint u, row_layout l)
 {
     if (FORMAT == FORMAT_F32) {
@@ -187,6 +207,12 @@ eight decode_plain(Words w, uint u, row_layout l)
         int zero = int(byte_of(w, 4 * (l.tail + (groups + 1) / 2) + g));
         uvec4 a = uvec4(v) >> uvec4(0, 4, 8, 12) & 15u, b = uvec4(v) >> uvec4(16, 20, 24, 28) & 15u;
         return centred(a, b, d, zero);
+    }
+    if (FORMAT == FORMAT_NF4 || FORMAT == FORMAT_FP4) {
+        uint first = u / 8 * 9, v = w.v[first + 1 + u % 8];
+        float d = uintBitsToFloat(w.v[first]);
+        uvec4 a = uvec4(v) >> uvec4(0, 4, 8, 12) & 15u, b = uvec4(v) >> uvec4(16, 20, 24, 28) & 15u;
+        return eight(bnb_levels(a) * d, bnb_levels(b) * d);
     }
     uint at = u / 8 * 9, s = u % 8, e = byte_of(w, 4 * at + s / 2); /* NVFP4 */
     float d = e == 0x7fu ? 0 : e == 0xffu ? 240 : 0.5 * f8_value(e & 0x7fu);
@@ -370,7 +396,7 @@ eight decode_grid(Words w, uint u, uint tail, uint64_t grid)
 eight decode(Words w, uint u, row_layout l)
 {
     if (FORMAT <= FORMAT_BF16 || FORMAT == FORMAT_F8_E4M3 || FORMAT == FORMAT_GPTQ4 ||
-        FORMAT == FORMAT_NVFP4)
+        FORMAT == FORMAT_NVFP4 || FORMAT == FORMAT_NF4 || FORMAT == FORMAT_FP4)
         return decode_plain(w, u, l);
     if (FORMAT <= FORMAT_Q8_0 || FORMAT == FORMAT_IQ4_NL || FORMAT == FORMAT_MXFP4 ||
         FORMAT == FORMAT_Q1_0 || FORMAT == FORMAT_Q2_0)
