@@ -372,7 +372,8 @@ bool panel_unit(enum dtype t, int *columns, int *scales, int *block)
         *columns = *scales = *block = 0;
         return true;
     }
-    if (t == DT_GPTQ4 || t == DT_F8_E4M3 || head_of(t) || !unit_of(t, &blocks, &head, &bytes))
+    if (t == DT_GPTQ4 || t == DT_F8_E4M3 || quant_levels(t) || head_of(t) ||
+        !unit_of(t, &blocks, &head, &bytes))
         return false;
     *columns = blocks * dtype_table[t].block_len;
     switch (t) { /* whose scales unit_of counts as part of the block */
