@@ -5,22 +5,21 @@
  */
 #include "duo.h"
 #include "base/mem.h"
+#include "quant/quant.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    H = 6,
-    D = 48,
-    ROT = 16,
-    G = 3,
-    R = 32,
-    Q = 64,
-    HEADS = 5,
-    DIM = 24,
-    LAYERS = 3,
-    STATES = 12
+enum { G = 3, R = 32, Q = 64, HEADS = 5, DIM = 24, LAYERS = 3, STATES = 12 };
+
+/* Heads of any size, and those that tensor cores read. */
+struct heads {
+    const char *name;
+    int n, dim, n_rot;
+    enum dtype cache; /* keys that are rounded otherwise may be chosen otherwise */
 };
+static const struct heads heads[] = {{"compressed attention", 6, 48, 16, DT_F32},
+                                     {"compressed attention, 512", 36, 512, 16, DT_F16}};
 
 struct shape {
     int window, rate, chosen; /* rate 0: a window alone; chosen 0: all entries */
@@ -46,9 +45,10 @@ static struct norm rms(const struct array *gain, int side)
     return (struct norm){NORM_RMS, gain->on[side], NULL, 1e-6f};
 }
 
-static void parts_new(struct duo *d, struct parts *p, int layer, const struct shape *k)
+static void parts_new(struct duo *d, struct parts *p, int layer, const struct shape *k,
+                      const struct heads *h)
 {
-    int E = d->s.n_embd, S = k->chosen ? 2 : 1, rate = k->rate ? k->rate : 1;
+    int H = h->n, D = h->dim, E = d->s.n_embd, S = k->chosen ? 2 : 1, rate = k->rate ? k->rate : 1;
     enum weight_role linear = WEIGHT_LINEAR;
     *p = (struct parts){.wqa = matrix(d, linear, 1, E, Q),
                         .wqb = matrix(d, linear, 1, Q, H * D),
@@ -132,11 +132,18 @@ static void planes_new(struct duo *d, int layer, size_t bytes[3])
     int k, v, len = d->s.b.page_len;
     mixer_cache_dims(m, &k, &v);
     size_t pages = (size_t)d->s.b.n_pages;
-    bytes[0] = pages * (size_t)(mixer_page_rows(m, len) * k) * sizeof(float);
-    bytes[1] = pages * (size_t)(mixer_index_rows(m, len) * mixer_index_dim(m)) * sizeof(float);
-    bytes[2] = STATES * mixer_state_len(m) * sizeof(float);
+    const size_t values[] = {pages * (size_t)(mixer_page_rows(m, len) * k),
+                             pages * (size_t)(mixer_index_rows(m, len) * mixer_index_dim(m)),
+                             STATES * mixer_state_len(m)};
     for (int i = 0; i < 3; i++) {
-        float *host = random_floats(bytes[i] / sizeof(float) + 1, 1.0f);
+        float *host = random_floats(values[i] + 1, 1.0f);
+        bytes[i] = values[i] * sizeof(float);
+        if (i < 2 && d->s.b.k_type == DT_F16) {
+            bytes[i] = values[i] * sizeof(uint16_t);
+            for (size_t at = 0; at < values[i];
+                 at++) /* in place: no value is read after it is overwritten */
+                ((uint16_t *)host)[at] = f32_to_f16(host[at]);
+        }
         EACH(side)
         {
             struct backend *be = d->be[side];
@@ -201,23 +208,20 @@ static void run_step(struct duo *d, const struct step *t, int layer, int number)
     mem_free(p.pages);
 }
 
-void test_compressed(void)
+static void run_heads(const struct heads *h)
 {
-    int before = n_checks;
     struct dims s = base_dims();
     struct duo d;
     struct parts parts[LAYERS];
     struct error err = {0};
-    if (!wanted("compressed attention"))
-        return;
-    s.n_rot = ROT;
+    s.n_rot = h->n_rot;
     s.b.n_states = STATES;
-    s.b.k_type = s.b.v_type = DT_F32; /* rounded keys may be chosen otherwise */
+    s.b.k_type = s.b.v_type = h->cache;
     duo_open(&d, &s, LAYERS);
     for (int i = 0; i < LAYERS; i++)
-        parts_new(&d, &parts[i], i, &shapes[i]);
+        parts_new(&d, &parts[i], i, &shapes[i], h);
     if (!d.be[DEV]->ops->supports(d.be[DEV], &d.net[DEV], &err)) {
-        printf("skipped: compressed attention: %s\n", err.msg);
+        printf("skipped: %s: %s\n", h->name, err.msg);
     } else {
         size_t bytes[LAYERS][3];
         for (int i = 0; i < LAYERS; i++)
@@ -232,5 +236,19 @@ void test_compressed(void)
     for (int i = 0; i < LAYERS; i++)
         parts_free(&d, &parts[i]);
     duo_close(&d);
-    report("compressed attention", before);
+}
+
+void test_compressed(void)
+{
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+        if (wanted(heads[i].name)) {
+            int before = n_checks;
+            run_heads(&heads[i]);
+            report(heads[i].name, before);
+        }
+}
+
+void force_compressed(void)
+{
+    run_heads(&heads[1]);
 }

@@ -207,6 +207,7 @@ void test_latent(void);
 void test_sparse(void);
 void test_scan(void);
 void test_compressed(void);
+void force_compressed(void); /* for rows of the kernel tables */
 void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);
 void test_encoders(void); /* encoders.c */

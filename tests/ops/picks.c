@@ -571,7 +571,9 @@ static void force_row(const struct pick_info *p)
         force_encoders(takes, p->formats);
         if (!strcmp(p->name, "encode_long"))
             force_towers();
-    } else if (!strcmp(p->op, "heads") || !strncmp(p->op, "latent", 6))
+    } else if (!strcmp(p->op, "listed"))
+        force_compressed();
+    else if (!strcmp(p->op, "heads") || !strncmp(p->op, "latent", 6))
         force_latent(takes, small ? "" : p->formats);
     else
         small ? small_attention(p) : force_attention();

@@ -78,6 +78,29 @@ DEVICE void attn_head_norm_late(const struct attn_args &p, int part, float *head
     __syncwarp();
 }
 
+/* The factor of row t's queries, of every kind of temperature. */
+DEVICE float attn_temperature_rare(const struct attn_args &p, int t)
+{
+    int at = p.step.pos[t] + p.temp_offset, len = p.heads.temp_len;
+    if (p.heads.temp_beta == 0.0f)
+        return 1.0f;
+    if (p.temp_smooth)
+        return 1.0f +
+               p.heads.temp_beta * logf(fmaxf(1.0f, (float)(p.step.pos[t] + 1) / (float)len));
+    return 1.0f + p.heads.temp_beta * logf(1.0f + (float)(at / len));
+}
+
+/* The bias of head h's score of a key `back` positions before. rel: the row's queries. */
+DEVICE float attn_relative(const struct attn_args &p, const float *rel, int back)
+{
+    float sum = 0.0f;
+    if (back >= p.rel_len)
+        return 0.0f;
+    for (int i = 0; i < p.rel_dim; i++)
+        sum += rel[i] * p.rel[(size_t)i * (size_t)p.rel_len + (size_t)back];
+    return sum;
+}
+
 /*
  * q, k and v of every row from its raw projections p.q: norms, RoPE, temperature. q goes to
  * (n_tokens, H, Dk), k and v to the cache. One warp per head. Grid: (groups of heads, rows); with a
@@ -121,10 +144,8 @@ static __global__ void __launch_bounds__(512)
             kv_head_rotate(head, dim);
         if (part == ATTN_Q) {
             float temperature = attn_temperature(p, t);
-            if (RARE && p.heads.temp_beta != 0.0f)
-                temperature =
-                    1.0f + p.heads.temp_beta * logf(1.0f + (float)((p.step.pos[t] + p.temp_offset) /
-                                                                   p.heads.temp_len));
+            if (RARE)
+                temperature = attn_temperature_rare(p, t);
             float *to = q + ((size_t)t * (size_t)H + (size_t)i) * (size_t)dim;
             for (int e = lane; e < dim; e += 32)
                 to[e] = head[e] * temperature;
@@ -154,7 +175,8 @@ static __global__ void __launch_bounds__(128)
     int h = (int)blockIdx.x * 4 + w, t = first + (int)blockIdx.y;
     if (h >= H)
         return;
-    float *q = (float *)shared + w * (Dk + Dv + 32), *acc = q + Dk, *prob = acc + Dv;
+    float *q = (float *)shared + w * (Dk + Dv + 32 + p.rel_dim), *acc = q + Dk, *prob = acc + Dv;
+    float *rel = prob + 32;
     size_t row = (size_t)t * (size_t)H + (size_t)h;
     int seq = p.step.seq_of[t], last = p.step.pos[t], kv_head = h * p.kv.n_kv / H;
     const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
@@ -170,6 +192,8 @@ static __global__ void __launch_bounds__(128)
         q[i] = p.q[row * (size_t)Dk + (size_t)i] * p.scale;
     for (int i = lane; i < Dv; i += 32)
         acc[i] = 0.0f;
+    for (int i = lane; i < p.rel_dim; i += 32)
+        rel[i] = attn_temperature_rare(p, t) * p.rel_query[row * (size_t)p.rel_dim + (size_t)i];
     __syncwarp();
     float top = p.sinks ? p.sinks[h] : -INFINITY, total = p.sinks ? 1.0f : 0.0f;
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
@@ -201,6 +225,8 @@ static __global__ void __launch_bounds__(128)
             }
             if (p.softcap != 0.0f)
                 s = score_capped(s, p.softcap);
+            if (p.rel_dim)
+                s += attn_relative(p, rel, p.step.pos[t] - key);
         }
         float m = fmaxf(top, warp_max(s)), shrink = expf(top - m);
         prob[lane] = expf(s - m);
@@ -278,6 +304,11 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.heads.temp_beta = l->temp_beta;
     p.heads.temp_len = l->temp_len;
     p.temp_offset = l->temp_offset;
+    p.temp_smooth = l->temp_smooth;
+    p.rel_query = l->rel_query;
+    p.rel = l->rel;
+    p.rel_dim = l->rel_query ? l->rel_dim : 0;
+    p.rel_len = l->rel_len;
     p.norm_late = l->norm_late;
     p.chunked = l->chunked;
     p.exact = cu->exact;
@@ -286,7 +317,7 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
 
 void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows)
 {
-    size_t shared = (size_t)(4 * (p.kv.head_dim + p.v_dim + 32)) * 4;
+    size_t shared = (size_t)(4 * (p.kv.head_dim + p.v_dim + 32 + p.rel_dim)) * 4;
     auto kernel = cu->shape.kv_type ? attn_any_kernel<false> : attn_any_kernel<true>;
     cuda_launch(cu, kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128, shared,
                 LAUNCH_EARLY, p, first);
@@ -349,7 +380,7 @@ bool attn_heads_plain(const struct attn_layer *l)
 /* Only attn_heads makes such queries and keys. */
 static bool heads_are_rare(const struct attn_layer *l)
 {
-    return l->norm_late || (l->temp_beta != 0 && l->temp_offset);
+    return l->norm_late || (l->temp_beta != 0 && (l->temp_offset || l->temp_smooth));
 }
 
 bool attn_takes_raw(const struct cuda_backend *cu, const struct attn_layer *l)

@@ -53,6 +53,9 @@ struct attn_args {
     bool norm_late;
     bool exact; /* cuda_backend.exact: attn_prefill_wide only */
     int temp_offset;
+    bool temp_smooth;
+    const float *rel_query, *rel; /* attn_layer.h */
+    int rel_dim, rel_len;
 };
 
 DEVICE float score_capped(float s, float cap)

@@ -37,10 +37,14 @@ struct attn_layer {
     bool gated, k_is_v, shares_kv;
     float temp_beta;
     int temp_len, temp_offset;
-    bool chunked;                      /* the window is a chunk: keys pos - pos % window..pos */
-    bool norm_late;                    /* q and k are normed after RoPE */
-    bool floats;                       /* the result is read as floats: no other form of it */
-    bool any;                          /* attn_any, since rows of other steps may have spans */
+    bool chunked;   /* the window is a chunk: keys pos - pos % window..pos */
+    bool norm_late; /* q and k are normed after RoPE */
+    /* Relative positions: queries (n_tokens, H, rel_dim) or NULL, (rel_dim, rel_len). attn_any adds them to the scores. */
+    const float *rel_query, *rel;
+    int rel_dim, rel_len;
+    bool temp_smooth; /* the temperature is not in steps of temp_len */
+    bool floats;      /* the result is read as floats: no other form of it */
+    bool any;         /* attn_any: relative positions, or rows of other steps may have spans */
     const struct index_choice *choice; /* rows see what an indexer chose (index.h); NULL = all */
 };
 

@@ -39,7 +39,9 @@ bool index_supported(const struct network *net, int layer, struct error *err)
         return true;
     for (int i = layer - 1; i >= 0 && x->reuse && !before; i--)
         before = index_at(net, i);
+    bool compressed = m->kind == MIXER_COMPRESSED; /* its own checks: compressed.cu */
     bool fits = x->dim <= INDEX_MAX_DIM && x->dim % 4 == 0 && x->n_heads <= 1024 &&
+                compressed == (x->compressor.rate > 0) && compressed == x->rope_last &&
                 (!x->block || INDEX_KEYS % x->block == 0) &&
                 (x->block > 0) == (m->kind == MIXER_ATTENTION) && (!x->rope || !x->rope->plane);
     if (x->reuse)
@@ -59,12 +61,30 @@ int index_limit(const struct network *net)
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
         const struct indexer *x = mixer_index(m);
-        int keys = x ? x->n_chosen * (x->block ? x->block : 1) : 0;
+        int unit = !x ? 0 : x->compressor.rate ? x->compressor.rate : x->block ? x->block : 1;
+        int keys = x ? x->n_chosen * unit : 0;
         if (m->kind == MIXER_ATTENTION && m->attention.chunked)
             keys = m->attention.window;
         limit = keys && (!limit || keys < limit) ? keys : limit;
     }
     return limit;
+}
+
+/* Queries of a low rank, from which the indexer's are made; wqa NULL: they are made from what the mixer reads. */
+struct index_source {
+    const struct weight *wqa;
+    const struct norm *norm;
+    int rank;
+};
+
+static struct index_source source_of(const struct mixer *m)
+{
+    struct index_source s = {};
+    if (m->kind == MIXER_LATENT)
+        s = index_source{m->latent.wqa, &m->latent.q_norm, m->latent.q_rank};
+    else if (m->kind == MIXER_COMPRESSED)
+        s = index_source{m->compressed.wqa, &m->compressed.q_norm, m->compressed.q_rank};
+    return s;
 }
 
 bool index_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
@@ -78,19 +98,25 @@ bool index_prepare(struct cuda_backend *cu, const struct bounds *b, struct error
         if (!x || x->reuse)
             continue;
         const struct latent *l = &net->layers[i].mixer.latent;
-        const struct weight *all[] = {x->wq, x->wk, x->ww, x->block ? NULL : l->wqa};
-        for (int j = 0; j < 4; j++) {
+        const struct index_source from = source_of(&net->layers[i].mixer);
+        const struct weight *all[] = {x->wq, x->wk, x->ww, from.wqa,
+                                      x->compressor.rate ? x->compressor.w : NULL};
+        for (int j = 0; j < 5; j++) {
             in = all[j] && (size_t)all[j]->n_in > in ? (size_t)all[j]->n_in : in;
             out = all[j] && (size_t)all[j]->n_out > out ? (size_t)all[j]->n_out : out;
         }
-        if (!x->block && l->wqa && (size_t)l->q_rank > u)
-            u = (size_t)l->q_rank;
-        size_t each = x->block ? (size_t)x->block : 1;
+        u = from.wqa && (size_t)from.rank > u ? (size_t)from.rank : u;
+        size_t each = x->compressor.rate ? (size_t)x->compressor.rate
+                      : x->block         ? (size_t)x->block
+                                         : 1;
         unit = each < unit ? each : unit;
         dim = (size_t)x->dim > dim ? (size_t)x->dim : dim;
         size_t attends = x->block ? index_attend_shared(net->layers[i].mixer.attention.k_dim,
                                                         net->layers[i].mixer.attention.v_dim)
-                                  : index_attend_shared(l->kv_rank + l->rope_dim, l->kv_rank);
+                         : x->compressor.rate
+                             ? index_attend_shared(net->layers[i].mixer.compressed.dim,
+                                                   net->layers[i].mixer.compressed.dim)
+                             : index_attend_shared(l->kv_rank + l->rope_dim, l->kv_rank);
         if (attends > cu->shared_limit)
             return network_refuse(err, i, "sparse attention with heads of such a size is", "cuda");
         if (index_shared(x->n_heads, x->dim) > cu->shared_limit)
@@ -129,8 +155,8 @@ void index_close(struct cuda_backend *cu)
 }
 
 /* y = x W^T with x as two parts of fp16. */
-static void split_product(struct cuda_backend *cu, const struct weight *w, const float *x, int rows,
-                          float *y)
+void index_product(struct cuda_backend *cu, const struct weight *w, const float *x, int rows,
+                   float *y)
 {
     struct index_scratch *s = cu->index;
     int most = cu->shape.max_tokens / 2; /* other forms of rows have room for max_tokens */
@@ -171,30 +197,35 @@ bool index_choose(struct cuda_backend *cu, const struct mixer *m, int layer, con
     choice->groups = x->block ? x->n_heads : 1;
     choice->n_chosen = x->n_chosen;
     choice->block = x->block;
-    if (x->reuse || !s->n_tokens)
+    if (x->reuse || !s->n_tokens || (!beyond && !x->wk))
         return beyond;
     struct rows n = resid_norm(cu, &cu->resid, cuda_gain(cu, &m->block.in), true);
-    const struct latent *l = m->kind == MIXER_LATENT && m->latent.wqa ? &m->latent : NULL;
+    const struct index_source from = source_of(m);
     const float *u = n.floats;
     step_mark(cu);
-    if (l && beyond) {
-        split_product(cu, l->wqa, n.floats, n.n, b->u);
-        rows_norm(cu, b->u, cuda_gain(cu, &l->q_norm), b->u, n.n, l->q_rank);
+    if (from.wqa && beyond) {
+        index_product(cu, from.wqa, n.floats, n.n, b->u);
+        if (from.norm->kind)
+            rows_norm(cu, b->u, cuda_gain(cu, from.norm), b->u, n.n, from.rank);
         u = b->u;
     }
     if (beyond)
-        split_product(cu, x->wq, u, n.n, b->q);
+        index_product(cu, x->wq, u, n.n, b->q);
     if (beyond && x->ww)
-        split_product(cu, x->ww, n.floats, n.n, b->w);
-    split_product(cu, x->wk, n.floats, n.n, b->k);
+        index_product(cu, x->ww, n.floats, n.n, b->w);
+    if (x->wk)
+        index_product(cu, x->wk, n.floats, n.n, b->k);
     struct index_args p = {};
     p.step = *s;
     p.rope = step_rope(cu, x->rope);
     p.half = x->rope ? x->rope->n_rot / 2 : 0;
     p.interleaved = x->interleaved;
+    p.last = x->rope_last;
     p.q = b->q;
     p.w = b->w;
-    p.k = b->k;
+    p.k = x->wk ? b->k : NULL;
+    p.rate = x->compressor.rate ? x->compressor.rate : 1;
+    p.page_rows = mixer_index_rows(m, cu->shape.page_len);
     p.q_norm = cuda_gain(cu, &x->q_norm);
     p.k_norm = cuda_gain(cu, &x->k_norm);
     p.cache = (uint8_t *)cu->kv[layer].index;

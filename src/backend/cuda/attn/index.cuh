@@ -11,9 +11,10 @@ struct index_args {
     struct step step;
     const float2 *rope; /* (n_tokens, half) or NULL */
     int half;
-    bool interleaved;
-    float *q, *w; /* (n_tokens, n_heads, dim), (n_tokens, n_heads) or NULL: by blocks */
-    float *k;     /* (n_tokens, dim) */
+    bool interleaved, last; /* last: adjacent pairs of the last values, in place */
+    float *q, *w;           /* (n_tokens, n_heads, dim), (n_tokens, n_heads) or NULL: by blocks */
+    float *k;               /* (n_tokens, dim) or NULL: keys are entries of a compressor */
+    int rate, page_rows;    /* tokens of a key; rows of a page */
     struct gain q_norm, k_norm;
     uint8_t *cache;                                    /* (n_pages, page_len, dim) */
     int type, page_len, n_heads, dim, n_chosen, block; /* block 0: keys */

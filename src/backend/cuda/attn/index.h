@@ -24,7 +24,10 @@ bool index_supported(const struct network *net, int layer, struct error *err);
 int index_limit(const struct network *net);
 bool index_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
 void index_close(struct cuda_backend *cu);
-/* Stores the index keys of the step's rows, and makes their choice if there is one to make. Returns whether attention must
+/* y = x W^T with x as two parts of fp16, for what an indexer compares. */
+void index_product(struct cuda_backend *cu, const struct weight *w, const float *x, int rows,
+                   float *y);
+/* Stores the index keys of the step's rows (entries of a compressor are there already), and makes their choice if there is one to make. Returns whether attention must
  * read *choice. */
 bool index_choose(struct cuda_backend *cu, const struct mixer *m, int layer, const struct step *s,
                   struct index_choice *choice);

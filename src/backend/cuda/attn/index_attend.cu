@@ -8,6 +8,7 @@
 #include "backend/cuda/attn/index.h"
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/kv_quant.cuh"
+#include "backend/cuda/mixers/compressed.cuh"
 #include "backend/cuda/mixers/latent_row.cuh"
 
 #include <math.h>
@@ -203,6 +204,52 @@ static __global__ void __launch_bounds__(CHOSEN_THREADS)
         }
 }
 
+/* Compressed attention. Grid: (groups of heads, rows). */
+template <bool QUANT>
+static __global__ void __launch_bounds__(CHOSEN_THREADS)
+    chosen_compressed_kernel(const __grid_constant__ struct compressed_args a,
+                             const __grid_constant__ struct chosen_args p)
+{
+    SHARED_BYTES(shared);
+    __shared__ float prob[CHOSEN_HEADS][CHOSEN_KEYS], shrinks[CHOSEN_HEADS];
+    dependency_wait();
+    dependency_trigger();
+    int t = (int)blockIdx.y, h0 = (int)blockIdx.x * CHOSEN_HEADS, tid = (int)threadIdx.x;
+    int D = a.dim, heads = min((int)CHOSEN_HEADS, a.n_heads - h0), w = warp_id();
+    float *q = (float *)shared, *tile = q + CHOSEN_HEADS * D;
+    struct compressed_view view = compressed_view_of(a, t);
+    size_t row = ((size_t)t * (size_t)a.n_heads + (size_t)h0) * (size_t)D;
+    for (int i = tid; i < CHOSEN_HEADS * D; i += CHOSEN_THREADS)
+        q[i] = i < heads * D ? a.scale * a.q[row + (size_t)i] : 0.0f;
+    bool sinks = a.sinks && w < heads;
+    float acc[CHOSEN_COLUMNS][CHOSEN_HEADS] = {};
+    float top = sinks ? a.sinks[h0 + w] : -INFINITY, total = sinks ? 1.0f : 0.0f;
+    auto load = [&](float *to, int base, int n, bool) {
+        for (int j = w; j < n; j += CHOSEN_THREADS / 32) {
+            size_t at = compressed_row(a, view, base + j) * (size_t)D;
+            for (int e = lane_id(); e < D; e += 32)
+                to[j * p.stride + e] = latent_get<QUANT>(a.cache, a.type, at + (size_t)e);
+        }
+    };
+    chosen_loop(p, view.n, true, q, tile, prob, shrinks, acc, &top, &total, load);
+    float *out = q; /* (heads, D): pairs turn together */
+#pragma unroll
+    for (int c = 0; c < CHOSEN_COLUMNS; c++)
+        for (int h = 0; h < heads; h++) {
+            int column = tid + c * CHOSEN_THREADS;
+            if (column < D)
+                out[h * D + column] = view.n && shrinks[h] > 0.0f ? acc[c][h] / shrinks[h] : 0.0f;
+        }
+    __syncthreads();
+    for (int i = 2 * tid; i < heads * D; i += 2 * CHOSEN_THREADS) {
+        int h = i / D, e = i - h * D;
+        float x = out[i], y = out[i + 1];
+        compressed_turn_back(a, t, e, &x, &y);
+        *compressed_sum_at(a, t, h0 + h, e) = float_to_half(clamp_half(x));
+        *compressed_sum_at(a, t, h0 + h, e + 1) = float_to_half(clamp_half(y));
+    }
+}
+
 /* Host */
 
 size_t index_attend_shared(int k_dim, int v_dim)
@@ -231,4 +278,13 @@ void index_attend_latent(struct cuda_backend *cu, const struct latent_args &a,
     cuda_launch(cu, quant ? chosen_latent_kernel<true> : chosen_latent_kernel<false>,
                 dim3((unsigned)ceil_div(a.n_heads, CHOSEN_HEADS), (unsigned)a.step.n_tokens),
                 CHOSEN_THREADS, index_attend_shared(p.k_dim, p.v_dim), LAUNCH_EARLY, a, p);
+}
+
+void compressed_attn_any(struct cuda_backend *cu, const struct compressed_args &a)
+{
+    struct chosen_args p = {{}, a.dim, a.dim, a.dim | 1};
+    bool quant = a.type == DT_Q8_0 || a.type == DT_Q4_0 || a.type == DT_F8_E4M3;
+    cuda_launch(cu, quant ? chosen_compressed_kernel<true> : chosen_compressed_kernel<false>,
+                dim3((unsigned)ceil_div(a.n_heads, CHOSEN_HEADS), (unsigned)a.step.n_tokens),
+                CHOSEN_THREADS, index_attend_shared(a.dim, a.dim), LAUNCH_EARLY, a, p);
 }

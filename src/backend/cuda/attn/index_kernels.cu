@@ -31,8 +31,10 @@ DEVICE void index_head(const struct index_args &p, const struct gain &norm, int 
         int i = lane + 32 * j;
         if (i < p.half) {
             float2 cs = p.rope[(size_t)t * (size_t)p.half + (size_t)i];
-            float x = head[p.interleaved ? 2 * i : i];
-            float y = head[p.interleaved ? 2 * i + 1 : p.half + i];
+            int from = p.last ? D - 2 * p.half : 0;
+            bool pairs = p.interleaved || p.last;
+            float x = head[pairs ? from + 2 * i : i];
+            float y = head[pairs ? from + 2 * i + 1 : p.half + i];
             a[j] = x * cs.x - y * cs.y;
             b[j] = y * cs.x + x * cs.y;
         }
@@ -42,8 +44,8 @@ DEVICE void index_head(const struct index_args &p, const struct gain &norm, int 
     for (int j = 0; j < INDEX_MAX_DIM / 64; j++) {
         int i = lane + 32 * j;
         if (i < p.half) {
-            head[i] = a[j];
-            head[p.half + i] = b[j];
+            head[p.last ? D - 2 * p.half + 2 * i : i] = a[j];
+            head[p.last ? D - 2 * p.half + 2 * i + 1 : p.half + i] = b[j];
         }
     }
     __syncwarp();
@@ -63,7 +65,7 @@ static __global__ void __launch_bounds__(128)
     dependency_trigger();
     int h = (int)blockIdx.x * 4 + warp_id(), t = (int)blockIdx.y, lane = lane_id();
     float *head = heads[warp_id()];
-    if (h > p.n_heads)
+    if (h > p.n_heads || (h == p.n_heads && !p.k))
         return;
     bool key = h == p.n_heads;
     float *row = key ? p.k + (size_t)t * (size_t)p.dim
@@ -85,11 +87,27 @@ static __global__ void __launch_bounds__(128)
             latent_put(p.cache, p.type, at + (size_t)i, head[i]);
 }
 
+/* Keys of row t, and units to choose from. */
+DEVICE int index_keys(const struct index_args &p, int t)
+{
+    return (p.step.pos[t] + 1) / p.rate;
+}
+DEVICE int index_units(const struct index_args &p, int t)
+{
+    return p.block ? p.step.pos[t] / p.block + 1 : index_keys(p, t);
+}
+
 /* Whether row t chooses: it has more units than can be chosen. */
 DEVICE bool index_chooses(const struct index_args &p, int t)
 {
-    int unit = p.block ? p.block : 1;
-    return p.step.slot[t] >= 0 && p.step.pos[t] / unit + 1 > p.n_chosen;
+    return p.step.slot[t] >= 0 && index_units(p, t) > p.n_chosen;
+}
+
+/* The row of the cache of a key: that of its last token, in units of keys. */
+DEVICE size_t index_row(const struct index_args &p, const int32_t *pages, int key)
+{
+    int end = (key + 1) * p.rate - 1, page = end / p.page_len;
+    return (size_t)pages[page] * (size_t)p.page_rows + (size_t)((end - page * p.page_len) / p.rate);
 }
 
 /* Grid: (parts of INDEX_KEYS keys, rows from p.first on). */
@@ -101,7 +119,8 @@ static __global__ void __launch_bounds__(INDEX_KEYS)
     __shared__ float unit[INDEX_KEYS];
     dependency_wait();
     dependency_trigger();
-    int r = (int)blockIdx.y, t = p.first + r, tid = (int)threadIdx.x, last = p.step.pos[t];
+    int r = (int)blockIdx.y, t = p.first + r, tid = (int)threadIdx.x;
+    int last = index_keys(p, t) - 1;
     int base = (int)blockIdx.x * INDEX_KEYS, D = p.dim, stride = D + 4, H = p.n_heads;
     if (base > last || !index_chooses(p, t))
         return;
@@ -113,8 +132,7 @@ static __global__ void __launch_bounds__(INDEX_KEYS)
         q[i] = i < H * D ? p.q[(size_t)t * (size_t)(H * D) + (size_t)i] : 0.0f;
     for (int i = tid; i < INDEX_KEYS * D; i += INDEX_KEYS) {
         int j = i / D, e = i - j * D, key = min(base + j, last);
-        size_t slot =
-            (size_t)pages[key / p.page_len] * (size_t)p.page_len + (size_t)(key % p.page_len);
+        size_t slot = index_row(p, pages, key);
         keys[j * stride + e] = latent_get<QUANT>(p.cache, p.type, slot * (size_t)D + (size_t)e);
     }
     __syncthreads();
@@ -194,7 +212,7 @@ static __global__ void __launch_bounds__(PICK_THREADS)
         p.n[at] = chooses ? p.n_chosen : -1;
     if (!chooses)
         return;
-    int n = p.step.pos[t] / (p.block ? p.block : 1) + 1, left = p.n_chosen;
+    int n = index_units(p, t), left = p.n_chosen;
     uint32_t prefix = 0; /* the upper bits of the last key chosen */
     for (int shift = 24; shift >= 0; shift -= 8) {
         for (int i = tid; i < PICK_BINS; i += PICK_THREADS)

@@ -127,8 +127,11 @@ static void op_embed(struct backend *be, const struct embed *e)
 /* [q k v] = n W^T; norms, RoPE; q is written to cu->act.q, k and v to the cache. Returns true for a
  * step of decodes whose attention itself rotates and stores; then the raw projections are in
  * cu->act.qkv. */
-static bool project(struct cuda_backend *cu, const struct attn_layer *l, const struct block *block)
+static bool project(struct cuda_backend *cu, const struct attn_layer *l, const struct block *block,
+                    int layer)
 {
+    const struct attention *own = &cu->net->layers[layer].mixer.attention;
+    bool plain = !own->k_conv.len && !l->any;
     struct step s = cuda_step(cu);
     struct rows n = {};
     struct pick_case c = {};
@@ -141,11 +144,12 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     }
     c.w = l->wqkv;
     c.y = cu->act.q;
-    c.attn.raw = !cu->exact && s.n_decode == s.n_tokens && !l->spans && !l->chunked && !l->choice &&
-                 attn_takes_raw(cu, l);
+    c.attn.raw = plain && !cu->exact && s.n_decode == s.n_tokens && !l->spans && !l->chunked &&
+                 !l->choice && attn_takes_raw(cu, l);
     c.attn.layer = l;
     c.step = &s;
-    const struct cuda_pick *p = block->joined ? NULL : pick_find(cu, PICK_QKV, &c);
+    const struct cuda_pick *p =
+        block->joined || own->k_conv.len ? NULL : pick_find(cu, PICK_QKV, &c);
     if (p && p->run && !lora_changes(cu, c.w)) {
         pick_input(cu, p, &c);
         step_mark(cu);
@@ -159,6 +163,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
     if (c.attn.raw)
         return true;
+    row_conv_kv(cu, own, layer);
     step_mark(cu);
     attn_heads(cu, l, &s, cu->act.qkv, cu->act.q);
     step_mark_end(cu, STAGE_QKV);
@@ -257,7 +262,14 @@ static struct attn_layer layer_of(const struct cuda_backend *cu, const struct at
     l.window = a->chunked && !l.chunked ? 0 : l.window;
     l.norm_late = a->norm_late;
     l.floats = a->wgate || a->out_norm.kind;
-    l.any = cu->exact && a->span && cu->shape.max_embeds;
+    l.any = a->wrel || (cu->exact && a->span && cu->shape.max_embeds);
+    l.temp_smooth = a->temp_smooth;
+    if (a->wrel) {
+        l.rel_query = row_conv_rel(cu);
+        l.rel = a->rel;
+        l.rel_dim = a->rel_dim;
+        l.rel_len = a->rel_len;
+    }
     return l;
 }
 
@@ -292,7 +304,11 @@ static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m,
         const struct mixer_product gate = {cuda_matrix(l->wgate), cu->act.gates};
         mixer_products(cu, &m->block.in, &gate, 1);
     }
-    bool raw = project(cu, &al, &m->block);
+    if (l->wrel) {
+        const struct mixer_product rel = {cuda_matrix(l->wrel), row_conv_rel(cu)};
+        mixer_products(cu, &m->block.in, &rel, 1);
+    }
+    bool raw = project(cu, &al, &m->block, layer);
     step_mark(cu);
     struct rows a = attn_attend(cu, &al, &s, raw);
     if (al.floats)
@@ -354,10 +370,11 @@ static void op_mixer(struct backend *be, const struct mixer *mixer, int layer)
     own.block = cuda_keep(cu, &mixer->block);
     const struct mixer *m = &own;
     streams_laurel(cu, &m->block.in, &m->laurel);
-    struct rows a = m->kind == MIXER_DELTA_NET   ? delta_net_mix(cu, m, layer)
-                    : m->kind == MIXER_LATENT    ? latent_mix(cu, m, layer)
-                    : m->kind == MIXER_ATTENTION ? mix_attention(cu, m, layer)
-                                                 : ssm_mix(cu, m, layer);
+    struct rows a = m->kind == MIXER_DELTA_NET    ? delta_net_mix(cu, m, layer)
+                    : m->kind == MIXER_LATENT     ? latent_mix(cu, m, layer)
+                    : m->kind == MIXER_ATTENTION  ? mix_attention(cu, m, layer)
+                    : m->kind == MIXER_COMPRESSED ? compressed_mix(cu, m, layer)
+                                                  : ssm_mix(cu, m, layer);
     cu->resid.reads_before = false;
     if (m->block.keep != 0)
         cu->resid.before = NULL; /* it was the stream */
@@ -379,7 +396,7 @@ static void op_mixer(struct backend *be, const struct mixer *mixer, int layer)
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
     if (!comm_sums(cu, m->partial) && takes_product(cu, next) && !epilogue.set &&
-        m->block.out.kind != NORM_AFFINE && !lora_changes(cu, c.w)) {
+        !m->block.conv.len && m->block.out.kind != NORM_AFFINE && !lora_changes(cu, c.w)) {
         experts = cuda_experts(next);
         c.moe.experts = &experts;
     }
@@ -398,8 +415,9 @@ static void op_mixer(struct backend *be, const struct mixer *mixer, int layer)
         tower_norm(cu, &m->block.out, c.y, c.rows, cu->shape.n_embd);
     r->add = ADD_ROWS;
     r->d = cu->act.block;
-    r->epilogue = epilogue;
     comm_sum_stream(cu, m->partial);
+    row_conv_block(cu, false, layer, &epilogue);
+    r->epilogue = epilogue;
 }
 
 static void op_head(struct backend *be, const struct head *h)

@@ -558,9 +558,11 @@ struct cuda_backend {
     struct ssm_scratch *ssm;
     struct delta_scratch *delta; /* mixers.h: for networks with such mixers, else NULL */
     struct latent_scratch *latent;
-    struct index_scratch *index;     /* attn/index.h: likewise */
-    struct encoder_scratch *encoder; /* encoder.h: likewise */
-    struct stream_parts *streams;    /* streams.h: likewise */
+    struct index_scratch *index;           /* attn/index.h: likewise */
+    struct encoder_scratch *encoder;       /* encoder.h: likewise */
+    struct stream_parts *streams;          /* streams.h: likewise */
+    struct compressed_scratch *compressed; /* mixers.h: likewise */
+    struct row_conv_scratch *convs;        /* mixers.h: likewise */
 };
 
 /* Keeps the first error. After it no kernel is launched and no recorded step replayed. */
@@ -718,9 +720,10 @@ enum pick_op {
     PICK_HEADS,         /* one matrix per head of latent attention */
     PICK_LATENT_DECODE, /* attention over latents */
     PICK_LATENT_PROMPT,
-    PICK_ENCODE,  /* projection and bidirectional attention */
-    PICK_UNGATED, /* an mlp without a gate */
-    PICK_AWAY,    /* experts in host memory: where a step's are computed */
+    PICK_COMPRESSED, /* compressed attention, and latents that an indexer chose */
+    PICK_ENCODE,     /* projection and bidirectional attention */
+    PICK_UNGATED,    /* an mlp without a gate */
+    PICK_AWAY,       /* experts in host memory: where a step's are computed */
     PICK_OPS
 };
 
@@ -770,9 +773,10 @@ struct pick_case {
     struct moe_case moe;
     struct routing_case routing;
     struct attention_case attn;
-    const struct delta_args *delta;   /* DELTA_*: delta_net.cuh */
-    const struct latent_args *latent; /* LATENT_*: latent.cuh */
-    struct latent_heads *heads;       /* HEADS: latent.cuh */
+    const struct delta_args *delta;           /* DELTA_*: delta_net.cuh */
+    const struct latent_args *latent;         /* LATENT_*: latent.cuh */
+    const struct compressed_args *compressed; /* COMPRESSED: compressed.cuh */
+    struct latent_heads *heads;               /* HEADS: latent.cuh */
 };
 
 enum pick_takes {

@@ -265,6 +265,8 @@ void cuda_close(struct backend *be)
     ssm_close(cu);
     latent_close(cu);
     index_close(cu);
+    compressed_close(cu);
+    row_conv_close(cu);
     streams_close(cu);
     encoder_close(cu);
     tower_close(cu);

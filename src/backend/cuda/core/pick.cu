@@ -615,7 +615,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
     static const char *const ops[] = {
         "linear",        "qkv",           "output", "ffn",          "moe",          "router",
         "logits",        "decode",        "prompt", "delta_decode", "delta_prompt", "heads",
-        "latent_decode", "latent_prompt", "encode", "ungated",      "away"};
+        "latent_decode", "latent_prompt", "listed", "encode",       "ungated",      "away"};
     const struct cuda_backend *cu = cuda_self(be);
     const struct cuda_pick *p = pick_at(i);
     if (!p)

@@ -6,6 +6,7 @@
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/mixers/delta_net.cuh"
 #include "backend/cuda/heads/encoder.h"
+#include "backend/cuda/mixers/compressed.cuh"
 #include "backend/cuda/mixers/latent.cuh"
 #include "backend/cuda/core/pick.cuh"
 #include "backend/cuda/core/rows.cuh"
@@ -302,6 +303,29 @@ static void delta_decode_any(struct cuda_backend *cu, const struct pick_case *c)
 static void delta_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
 {
     delta_any(cu, *c->delta, c->rows, delta_prompts(c));
+}
+
+/*
+ * listed: attention over a window and the entries of a compressor, or over latents that an indexer chose
+ */
+static bool list_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->compressed ? compressed_attn_fits(cu, *c->compressed)
+                         : latent_list_fits(cu, *c->latent);
+}
+static void list_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (c->compressed)
+        compressed_attn(cu, *c->compressed);
+    else
+        latent_list_attn(cu, *c->latent);
+}
+static void list_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (c->compressed)
+        compressed_attn_any(cu, *c->compressed);
+    else
+        index_attend_latent(cu, *c->latent, *c->latent->choice);
 }
 
 /*
@@ -691,6 +715,29 @@ static const struct cuda_pick rows[] = {
      NULL,
      NULL,
      latent_prompt_any,
+     {CLASS_OWN, 1, 0}},
+
+    {"list_mma",
+     PICK_COMPRESSED,
+     0,
+     1,
+     0,
+     NEEDS_NOTHING,
+     TAKES_ROWS,
+     NULL,
+     list_mma_fits,
+     list_mma,
+     {CLASS_OWN, 1, 0}},
+    {"list_any",
+     PICK_COMPRESSED,
+     0,
+     1,
+     0,
+     NEEDS_NOTHING,
+     TAKES_ROWS,
+     NULL,
+     NULL,
+     list_any,
      {CLASS_OWN, 1, 0}},
 
     {"encode_long", PICK_ENCODE, ANY, 512, 0, NEEDS_WGMMA, TAKES_ROWS, encode_long_pays,

@@ -55,8 +55,9 @@ static const uint64_t PARTS =
     PART_ALONE | PART_TOWER | PART_DEEPSTACK | PART_SPANS | PART_ACTIVATIONS_2 | PART_NORM_MID |
     PART_ROUTER_INPUT | PART_LATENT_EXPERTS | PART_PARALLEL | PART_OWN_GATE | PART_CHUNKED |
     PART_NORM_LATE | PART_DELTA_BETA | PART_SSM_SCALES | PART_SPARSE_ACT | PART_SPARSE_MIXER |
-    PART_LATENT_TEMPERATURE | PART_SCAN | PART_SPARSE | PART_KEEP | PART_LIGHTNING | PART_ALTUP |
-    PART_HYPER | PART_ROUTERS_2 | PART_SILU_CLAMP | PART_LATE_EXPERTS;
+    PART_LATENT_TEMPERATURE | PART_SCAN | PART_SPARSE | PART_KEEP | PART_LIGHTNING | PART_RELATIVE |
+    PART_ROW_CONV | PART_COMPRESSED | PART_ALTUP | PART_HYPER | PART_ROUTERS_2 | PART_SILU_CLAMP |
+    PART_LATE_EXPERTS;
 
 /* For blocks whose epilogue is more than an addition, a row passes through shared memory twice,
  * four columns at a time. */
@@ -140,7 +141,8 @@ static bool mixer_supported(const struct cuda_backend *cu, const struct network 
                             struct error *err)
 {
     const struct mixer *m = &net->layers[i].mixer;
-    if (!block_supported(cu, net, i, &m->block, false, err) || !index_supported(net, i, err))
+    if (!block_supported(cu, net, i, &m->block, false, err) || !index_supported(net, i, err) ||
+        !row_conv_supported(net, i, err))
         return false;
     bool encodes = m->kind == MIXER_ATTENTION && (m->attention.bidirectional || m->attention.clips);
     if (m->block.parallel && (net->n_embd % 4 || encodes))
@@ -151,6 +153,8 @@ static bool mixer_supported(const struct cuda_backend *cu, const struct network 
         return latent_supported(cu, &m->latent, i, err);
     if (m->kind == MIXER_SSM || m->kind == MIXER_SHORT_CONV || m->kind == MIXER_SCAN)
         return ssm_supported(cu, m, i, err);
+    if (m->kind == MIXER_COMPRESSED)
+        return compressed_supported(cu, m, i, err);
     if (m->kind == MIXER_NONE)
         return true;
     return attention_supported(&m->attention, i, err);
@@ -411,7 +415,8 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
            alloc_optional(cu, net, err) && delta_net_prepare(cu, &own, err) &&
            ssm_prepare(cu, &own, err) && latent_prepare(cu, &own, err) &&
            index_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
-           streams_prepare(cu, &own, err) && tower_prepare(cu, &own, err) &&
+           streams_prepare(cu, &own, err) && compressed_prepare(cu, &own, err) &&
+           row_conv_prepare(cu, &own, err) && tower_prepare(cu, &own, err) &&
            mtp_prepare(cu, net, &own, err) && canary_prepare(cu, &own, err);
 }
 

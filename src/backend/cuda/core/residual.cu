@@ -607,13 +607,16 @@ const float *resid_take(struct cuda_backend *cu, struct resid *r, const float **
 {
     const struct resid_epilogue *e = &r->epilogue;
     bool normed = e->norm.gain || e->beside_norm.gain || e->out.gain;
-    bool plain = !normed && !e->beside_gate && !e->after && e->stream_scale == 1.0f;
-    *beside = NULL;
+    bool plain = !normed && !e->beside_gate && !e->after && e->stream_scale == 1.0f &&
+                 (beside || !e->beside);
+    if (beside)
+        *beside = NULL;
     *by = 1.0f;
     if (r->add == ADD_NONE)
         return NULL;
     if (resid_adds(r) || plain) {
-        *beside = r->epilogue.set ? e->beside : NULL;
+        if (beside)
+            *beside = r->epilogue.set ? e->beside : NULL;
         *by = r->epilogue.set ? e->scale : 1.0f;
         resid_add_rows(cu, r);
         r->add = ADD_NONE;

@@ -7,6 +7,7 @@
  * MoE GEMM run per-head products (a head as an expert).
  */
 #include "backend/cuda/attn/index.h"
+#include "backend/cuda/mixers/compressed.cuh"
 #include "backend/cuda/mixers/latent_row.cuh"
 #include "backend/cuda/lora/lora.h"
 #include "backend/cuda/mixers/mixers.h"
@@ -210,6 +211,7 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
             continue;
         first = first < 0 ? i : first;
         size_t H = (size_t)l->n_heads, C = (size_t)l->kv_rank, Dr = (size_t)l->rope_dim;
+        size_t all = latent_attn_units(cu, b->max_seqs, l->n_heads);
         const size_t need[] = {(size_t)l->q_rank,
                                (size_t)l->q_rank + C + Dr,
                                H * ((size_t)l->nope_dim + Dr),
@@ -219,7 +221,8 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
                                H * padded(l->kv_rank),
                                H,
                                C,
-                               latent_attn_units(cu, b->max_seqs, l->n_heads)};
+                               l->index.n_chosen && list_attn_rows(cu) > all ? list_attn_rows(cu)
+                                                                             : all};
         size_t *const most[] = {&low_q, &low, &q, &wide, &a, &x, &sums, &heads, &rank, &units};
         for (size_t j = 0; j < sizeof need / sizeof *need; j++)
             *most[j] = need[j] > *most[j] ? need[j] : *most[j];
@@ -455,8 +458,9 @@ static void latent_absorbed(struct cuda_backend *cu, const struct latent *l, str
     c.step = s;
     c.latent = &p;
     step_mark(cu);
-    if (choice)
-        index_attend_latent(cu, p, *choice);
+    p.choice = choice;
+    if ((c.rows = T) && choice)
+        pick_run(cu, PICK_COMPRESSED, &c, N_STAGES);
     if ((c.rows = s->n_decode) && !choice)
         pick_run(cu, PICK_LATENT_DECODE, &c, N_STAGES);
     p.expand = NULL;

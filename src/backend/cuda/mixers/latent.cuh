@@ -13,6 +13,7 @@ enum { LATENT_RANK = 512, LATENT_ROPE = 64, LATENT_WIDTH = LATENT_RANK + LATENT_
 
 /* The splits that a decode leaves for the following product to combine, if there are more than
  * one. */
+struct index_choice;
 struct latent_splits {
     int n_split, rows; /* rows per unit: see latent_args.part */
 };
@@ -32,8 +33,9 @@ struct latent_args {
     const struct latent_expand *expand; /* host only: for prompts that may be expanded, or NULL */
     /* host only: decodes may leave splits uncombined and report them here; or NULL */
     struct latent_splits *splits;
-    float *part; /* (units, n_split, rows per unit, C) */
-    float *ml;   /* (units, n_split, rows per unit, 2) largest score, softmax sum */
+    const struct index_choice *choice; /* host only: the keys that rows see; NULL: all */
+    float *part;                       /* (units, n_split, rows per unit, C) */
+    float *ml; /* (units, n_split, rows per unit, 2) largest score, softmax sum */
 };
 
 /* RoPE of a head's last values. Output pairs are (i, n/2 + i). interleaved: input pairs are (2i,

@@ -5,32 +5,14 @@
  * has 16 MT queries: either of one decode, with the keys cut into n_split splits that a second
  * kernel combines, or of a prompt's rows, heads fastest.
  */
-#include "backend/cuda/attn/attn.cuh"
-#include "backend/cuda/mixers/latent.cuh"
+#include "backend/cuda/mixers/latent_mma.cuh"
 
-#include <math.h>
-
-enum {
-    LAT_KEYS = LATENT_KEYS,
-    LAT_ROW = LATENT_WIDTH * 2,
-    LAT_PIECES = LAT_ROW / 16,
-    LAT_WARPS = 8
-};
-enum { LAT_TILE = LAT_KEYS * LAT_ROW, LAT_MAX_MT = 4 };
-
-/* Shared memory: queries, probabilities, per-row data, one or two tiles of latents. */
-template <int MT> struct latent_shared {
-    enum { M = 16 * MT, GROUPS = LAT_WARPS / MT };
-    uint8_t q[M * LAT_ROW], p[M * LAT_KEYS * 2];
-    float most[GROUPS][M], shrink[M];
-    int pos[M], token[M], head[M]; /* pos -1: a padding row; token -1: no query */
-    uint8_t keys[LAT_TILE];        /* a second tile may follow */
-};
+enum { LAT_ROW = LATENT_WIDTH * 2, LAT_PIECES = LAT_ROW / 16, LAT_TILE = LAT_KEYS * LAT_ROW };
 
 /* Fills in which queries the block has. Returns the last key they see, or -1 if there are none. */
 template <int MT, bool PROMPT>
 DEVICE int latent_rows(const struct latent_args &p, const int2 *tiles, int n_tiles,
-                       struct latent_shared<MT> *sh, int *seq)
+                       struct latent_shared<MT, LAT_ROW> *sh, int *seq)
 {
     enum { M = 16 * MT };
     int H = p.n_heads, groups = (H + M - 1) / M, row0, pair0, pairs;
@@ -61,7 +43,7 @@ DEVICE int latent_rows(const struct latent_args &p, const int2 *tiles, int n_til
 
 /* Stores the queries in shared memory, scaled to units of log2. */
 template <int MT, bool BF16>
-DEVICE void latent_queries(const struct latent_args &p, struct latent_shared<MT> *sh)
+DEVICE void latent_queries(const struct latent_args &p, struct latent_shared<MT, LAT_ROW> *sh)
 {
     float scale = p.scale * 1.4426950408889634f;
 #pragma unroll(MT == 1 ? 5 : 3)
@@ -86,137 +68,6 @@ DEVICE void latent_queries(const struct latent_args &p, struct latent_shared<MT>
     }
 }
 
-/* The ldmatrix address of this lane for an A fragment of 16 rows: rows 0-7 k 0-7, rows 8-15 k
- * 0-7, then k 8-15. */
-DEVICE const uint8_t *latent_a_at(const uint8_t *base, int row_bytes, int row0, int piece)
-{
-    int r = row0 + (lane_id() & 15);
-    return base + r * row_bytes + (((piece + (lane_id() >> 4)) ^ (r & 7)) << 4);
-}
-
-/* s = Q K^T: m tile mt, 8 MT keys from key0 on. */
-template <int MT, bool BF16>
-DEVICE void latent_scores(const uint8_t *q, const uint8_t *keys, int mt, int key0,
-                          float (&s)[MT][4])
-{
-    const int CHAINS = MT == 1 ? 4 : 2; /* independent accumulator chains */
-    int lane = lane_id();
-    float sum[CHAINS][MT][4] = {};
-#pragma unroll 6
-    for (int i = 0; i < LATENT_WIDTH / 32; i++) {
-        uint32_t a[2][4], b[2][MT][2];
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-            ldmatrix4(a[k], latent_a_at(q, LAT_ROW, mt * 16, 4 * i + 2 * k));
-        if constexpr (MT == 1) {
-            uint32_t r[4];
-            int key = key0 + (lane & 7), piece = 4 * i + (lane >> 3);
-            ldmatrix4(r, keys + key * LAT_ROW + ((piece ^ (key & 7)) << 4));
-            b[0][0][0] = r[0], b[0][0][1] = r[1], b[1][0][0] = r[2], b[1][0][1] = r[3];
-        } else {
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-#pragma unroll
-                for (int j = 0; j < MT; j += 2) {
-                    uint32_t r[4];
-                    int key = key0 + j * 8 + (lane >> 4) * 8 + (lane & 7);
-                    int piece = 4 * i + 2 * k + (lane >> 3 & 1);
-                    ldmatrix4(r, keys + key * LAT_ROW + ((piece ^ (key & 7)) << 4));
-                    b[k][j][0] = r[0], b[k][j][1] = r[1];
-                    b[k][j + 1][0] = r[2], b[k][j + 1][1] = r[3];
-                }
-        }
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-#pragma unroll
-            for (int j = 0; j < MT; j++)
-                mma_kv<BF16>(sum[(2 * i + k) % CHAINS][j], a[k], b[k][j][0], b[k][j][1]);
-    }
-#pragma unroll
-    for (int j = 0; j < MT; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            s[j][e] = sum[0][j][e] + sum[1][j][e];
-            if constexpr (MT == 1)
-                s[j][e] += sum[2][j][e] + sum[3][j][e];
-        }
-}
-
-/* out += P V: all rows, 64 columns from col0 on. */
-template <int MT, bool BF16>
-DEVICE void latent_gather(const uint8_t *weights, const uint8_t *keys, int col0,
-                          float (&out)[MT][8][4])
-{
-    int lane = lane_id();
-#pragma unroll
-    for (int i = 0; i < LAT_KEYS / 16; i++) {
-        uint32_t a[MT][4];
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-            ldmatrix4(a[m], latent_a_at(weights, LAT_KEYS * 2, m * 16, 2 * i));
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint32_t b[4];
-            int key = i * 16 + (lane & 15), piece = col0 / 8 + j * 2 + (lane >> 4);
-            ldmatrix4_trans(b, keys + key * LAT_ROW + ((piece ^ (key & 7)) << 4));
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                mma_kv<BF16>(out[m][2 * j], a[m], b[0], b[1]);
-                mma_kv<BF16>(out[m][2 * j + 1], a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
-/* Scores of rows g, g + 8 of m tile mt become probabilities in shared memory; updates top and
- * total. The warps that share the rows exchange their maxima first. */
-template <int MT, bool BF16>
-DEVICE void latent_softmax(struct latent_shared<MT> *sh, int mt, int group, int base, int last,
-                           float (&s)[MT][4], float (&top)[2], float (&total)[2])
-{
-    int lane = lane_id(), g = lane >> 2, c = lane & 3, key0 = group * 8 * MT;
-    int pos[2] = {min(sh->pos[mt * 16 + g], last), min(sh->pos[mt * 16 + g + 8], last)};
-    float m[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int j = 0; j < MT; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (base + key0 + j * 8 + 2 * c + (i & 1) > pos[i >> 1])
-                s[j][i] = -INFINITY;
-            m[i >> 1] = fmaxf(m[i >> 1], s[j][i]);
-        }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 1));
-        m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 2));
-        if (c == 0)
-            sh->most[group][mt * 16 + g + 8 * r] = m[r];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int row = mt * 16 + g + 8 * r;
-        float most = top[r];
-#pragma unroll
-        for (int i = 0; i < latent_shared<MT>::GROUPS; i++)
-            most = fmaxf(most, sh->most[i][row]);
-        float anchor = most == -INFINITY ? 0.0f : most, shrink = fast_exp2(top[r] - anchor);
-        if (group == 0 && c == 0)
-            sh->shrink[row] = shrink;
-        top[r] = most;
-        total[r] *= shrink;
-#pragma unroll
-        for (int j = 0; j < MT; j++) {
-            float a = fast_exp2(s[j][2 * r] - anchor), b = fast_exp2(s[j][2 * r + 1] - anchor);
-            int key = key0 + j * 8 + 2 * c;
-            total[r] += a + b;
-            *(uint32_t *)(sh->p + row * (LAT_KEYS * 2) + (((key >> 3) ^ (row & 7)) << 4) +
-                          (key & 7) * 2) = pack_kv<BF16>(a, b);
-        }
-    }
-    __syncthreads();
-}
-
 /* Writes a pair of columns of a row: as fp16 for the next product, or to the split's sums. */
 DEVICE void latent_put_pair(const struct latent_args &p, int t, int h, size_t part_row, int col,
                             float x, float y)
@@ -237,7 +88,7 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
 {
     enum { M = 16 * MT, GROUPS = LAT_WARPS / MT };
     SHARED_BYTES(shared);
-    struct latent_shared<MT> *sh = (struct latent_shared<MT> *)shared;
+    struct latent_shared<MT, LAT_ROW> *sh = (struct latent_shared<MT, LAT_ROW> *)shared;
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3, mt = w % MT, group = w / MT;
     int seq = 0, last = latent_rows<MT, PROMPT>(p, tiles, n_tiles, sh, &seq), from = 0, now = last;
     if (last < 0)
@@ -293,8 +144,8 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
         __syncthreads();
         const uint8_t *keys = sh->keys + buffer * LAT_TILE;
         float s[MT][4] = {};
-        latent_scores<MT, BF16>(sh->q, keys, mt, group * 8 * MT, s);
-        latent_softmax<MT, BF16>(sh, mt, group, base, last, s, top, total);
+        latent_scores<MT, BF16, LAT_ROW>(sh->q, keys, mt, group * 8 * MT, s);
+        latent_softmax<MT, BF16, LAT_ROW>(sh, mt, group, base, last, s, top, total);
 #pragma unroll
         for (int m = 0; m < MT; m++) {
             float shrink[2] = {sh->shrink[m * 16 + g], sh->shrink[m * 16 + g + 8]};
@@ -304,7 +155,7 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
                 for (int i = 0; i < 4; i++)
                     out[m][j][i] *= shrink[i >> 1];
         }
-        latent_gather<MT, BF16>(sh->p, keys, w * 64, out);
+        latent_gather<MT, BF16, LAT_ROW>(sh->p, keys, w * 64, out);
         __syncthreads(); /* all warps have read the tile and the probabilities */
         if (stages == 1 && base + LAT_KEYS <= last)
             fetch(base + LAT_KEYS, 0);
@@ -396,7 +247,7 @@ static __global__ void __launch_bounds__(128)
 
 template <int MT> static size_t latent_attn_shared(int stages)
 {
-    return sizeof(struct latent_shared<MT>) + (size_t)(stages - 1) * LAT_TILE;
+    return sizeof(struct latent_shared<MT, LAT_ROW>) + (size_t)(stages - 1) * LAT_TILE;
 }
 
 static size_t latent_attn_least(int mt)

@@ -38,6 +38,23 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
 struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer);
 void latent_close(struct cuda_backend *cu);
 
+/* compressed.cu */
+bool compressed_supported(const struct cuda_backend *cu, const struct mixer *m, int layer,
+                          struct error *err);
+bool compressed_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
+struct rows compressed_mix(struct cuda_backend *cu, const struct mixer *m, int layer);
+void compressed_close(struct cuda_backend *cu);
+
+/* row_conv.cu: convolutions of keys and values in cu->act.qkv, and of what a block leaves pending, whose parts are added
+ * up before; and room for the queries of relative positions. */
+bool row_conv_supported(const struct network *net, int layer, struct error *err);
+bool row_conv_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
+void row_conv_close(struct cuda_backend *cu);
+void row_conv_kv(struct cuda_backend *cu, const struct attention *a, int layer);
+void row_conv_block(struct cuda_backend *cu, bool of_mlp, int layer,
+                    struct resid_epilogue *epilogue);
+float *row_conv_rel(const struct cuda_backend *cu); /* (n_tokens, H*R) */
+
 /* encoder.cu */
 struct attn_layer;
 bool encoder_bidirectional(const struct network *net); /* attention has no causal mask */

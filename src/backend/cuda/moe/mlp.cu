@@ -7,6 +7,7 @@
  * This file also converts layer.h's norms, activations and routers to what kernels take.
  */
 #include "backend/cuda/core/streams.h"
+#include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/moe/offload.h"
 #include "backend/cuda/vision/tower.h"
@@ -400,6 +401,7 @@ void cuda_mlp(struct backend *be, const struct mlp *mlp, int layer)
     if (layer && cu->net->layers[layer - 1].mlp.experts_late)
         epilogue.after = r->parts_narrow ? cu->mlp.late_out : cu->mlp.late;
     epilogue.set = epilogue.set || epilogue.beside || epilogue.norm.gain || epilogue.after;
+    row_conv_block(cu, true, layer, &epilogue);
     if (cu->net->layers[layer].altup.router) {
         r->epilogue = epilogue;
         streams_correct(cu, &cu->net->layers[layer].altup);
