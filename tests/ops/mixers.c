@@ -20,6 +20,13 @@ static double mixer_tol(void)
     return product_tol > 2e-3 ? product_tol : 2e-3;
 }
 
+/* As heads.c has it: a value near the border of two steps may get the other. */
+static double cache_tol(enum dtype type)
+{
+    double tol = type == DT_Q4_0 ? 5e-2 : type == DT_F8_E4M3 ? 2e-2 : type == DT_Q8_0 ? 6e-3 : 0;
+    return tol > mixer_tol() ? tol : mixer_tol();
+}
+
 static struct duo_weight plain_weight(struct duo *d, int n_in, int rows)
 {
     struct duo_weight w;
@@ -103,7 +110,7 @@ static void run_turns(struct duo *d, const struct dims *s, const char *group, co
             d->be[side]->ops->mixer(d->be[side], &d->layers[side][0].mixer, 0);
             d->be[side]->ops->mlp(d->be[side], &d->layers[side][0].mlp, 0);
         }
-        stream_check(d, what, x, p.b.n_tokens, mixer_tol());
+        stream_check(d, what, x, p.b.n_tokens, cache_tol(s->b.k_type));
         end(d, NULL, NULL);
         mem_free(x);
         mem_free(p.pages);
@@ -466,13 +473,6 @@ static void rows_new(struct duo *d, int layer, int width, bool index)
     }
     mem_free(tiles);
     mem_free(host);
-}
-
-/* As heads.c has it: a value near the border of two steps may get the other. */
-static double cache_tol(enum dtype type)
-{
-    double tol = type == DT_Q4_0 ? 5e-2 : type == DT_F8_E4M3 ? 2e-2 : type == DT_Q8_0 ? 6e-3 : 0;
-    return tol > mixer_tol() ? tol : mixer_tol();
 }
 
 /* many: also more than 256 rows, which may be left as halves */
