@@ -235,8 +235,9 @@ static bool give_places(struct cpu_tier *t, struct tier_weight *tw, double share
 {
     struct gemm_weight *w = tw->w;
     double n = floor(share * w->n_expert + 1e-9);
-    tw->n_places = n > w->n_expert ? w->n_expert : (int)n;
-    if (tw->n_places < 2)
+    int least = w->n_expert < 2 ? w->n_expert : 2; /* one is computed while another is read */
+    tw->n_places = n > w->n_expert ? w->n_expert : n < least ? least : (int)n;
+    if (n < 1 && w->n_expert > least)
         return error_set(err, "--expert-memory: %zu bytes hold fewer than two experts of a layer",
                          t->bytes);
     size_t places = (size_t)tw->n_places, pieces = 0;
@@ -292,7 +293,7 @@ void tier_stats(struct cpu_tier *t, struct tier_stats *out)
 
 int tier_round(const struct gemm_weight *w)
 {
-    return w->tier->n_places / 2;
+    return w->tier->n_places > 1 ? w->tier->n_places / 2 : 1;
 }
 
 static float count_now(const struct tier_weight *w, const struct tier_expert *e)
