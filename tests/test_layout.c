@@ -550,11 +550,12 @@ static struct {
     const char *name;
     enum dtype type;
     struct box box;
-} all[40];
+} all[64];
 static int n_all;
 
 static void put(const char *name, enum dtype type, struct box box)
 {
+    assert_true(n_all < (int)(sizeof all / sizeof *all));
     all[n_all].name = name;
     all[n_all].type = type;
     all[n_all++].box = box;

@@ -36,9 +36,8 @@ static bool can_join(const struct mlp *m)
     const struct ffn *d = &m->dense, *e = &m->experts;
     if (!m->router.w || !d->gate_up || m->dense_partial != m->experts_partial ||
         m->router.norm.kind || m->experts_in.kind || m->experts_out.kind || m->dense_out.kind ||
-        m->router.n_same || m->experts_late ||
-        apart_dense(m) || apart_experts(m) || d->act != e->act || d->alpha != e->alpha ||
-        d->limit != e->limit)
+        m->router.n_same || m->experts_late || apart_dense(m) || apart_experts(m) ||
+        d->act != e->act || d->alpha != e->alpha || d->limit != e->limit)
         return false;
     return weight_of(e->gate_up)->room && weight_of(e->down)->room && m->router.n_used < MAX_USED &&
            m->router.w->n_out < MAX_EXPERTS &&

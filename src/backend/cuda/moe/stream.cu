@@ -12,6 +12,7 @@ extern "C" {
 
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { LANDINGS = 2, PARTS = 2 * MAX_SEGS, GROUP_BYTES = 32 << 20, CHOOSE_THREADS = 128 };
 
@@ -460,11 +461,14 @@ static void add_layer(struct expert_stream *s, struct backend *host, int at,
     s->tiles_bytes = tiles > s->tiles_bytes ? tiles : s->tiles_bytes;
 }
 
-/* Copies from memory that is not pinned are slower, which measure() sees. */
+/* Copies from memory that is not pinned are slower, which measure() sees. Small blocks share pages with others, and a
+ * page is pinned once. */
 static void pin(const struct stream_part *part, const struct weight *w)
 {
     struct cuda_weight *cw = (struct cuda_weight *)w->impl;
     const struct expert_panels *f = &part->from;
+    if ((uintptr_t)f->memory % (uintptr_t)sysconf(_SC_PAGESIZE))
+        return;
     if (cudaHostRegister((void *)f->memory, f->memory_bytes, cudaHostRegisterDefault) ==
         cudaSuccess)
         cw->host_pinned = f->memory;

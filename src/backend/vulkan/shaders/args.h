@@ -177,11 +177,11 @@ struct gate_args {
 #define KERNEL_ACT_PLAIN_QUICK_GELU 11
 
 /* Kinds of routers: enum router_kind. */
-#define ROUTE_SOFTMAX     0
-#define ROUTE_SIGMOID     1
-#define ROUTE_SOFTMAX_TOP 2
+#define ROUTE_SOFTMAX      0
+#define ROUTE_SIGMOID      1
+#define ROUTE_SOFTMAX_TOP  2
 #define ROUTE_SPARSE_MIXER 3
-#define ROUTE_SOFTPLUS    4
+#define ROUTE_SOFTPLUS     4
 
 /* h[r][i] = act(h[r][i], h[r][width + i]) */
 struct act_args {
