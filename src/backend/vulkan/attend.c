@@ -68,6 +68,7 @@ static void run_split(struct vulkan *v, const struct call *c, enum vulkan_kernel
 static void run_group(struct vulkan *v, const struct call *c)
 {
     uint32_t group = group_of(v, c);
+    CHECK(group > 0, "heads that do not divide into groups");
     run_split(v, c, KERNEL_ATTN_GROUP, group, group);
 }
 
