@@ -47,8 +47,8 @@ struct device_type {
     /* Bytes of the device that this process has allocated; NULL: not counted. */
     size_t (*held)(const char *device);
     bool offloads; /* host_experts are understood */
-    /* With offloads: bytes of the device that copies of experts take in prompts, where an expert and all of a layer have at most
-     * so many. */
+    /* With offloads: bytes of the device that copies of experts take in prompts. expert, layer: the most bytes of one
+     * expert, and of all experts of a layer. */
     size_t (*copy_bytes)(size_t expert, size_t layer);
     /* Bytes of the form that upload() makes of src, whose data is NULL. NULL: about the file's. */
     size_t (*weight_bytes)(const struct raw_weight *src, enum weight_role role);

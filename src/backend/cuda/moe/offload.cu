@@ -474,7 +474,7 @@ static bool make_stream(struct cuda_backend *cu, struct offload_worker *w,
     return !why.msg[0];
 }
 
-/* Seconds in which the host computes its experts of a layer for so many rows; the better of two. */
+/* Seconds in which the host computes its experts of a layer for `rows` rows: the better of two runs. */
 static double time_host(struct offload_worker *w, const struct host_layer *l, int rows)
 {
     int n = l->router.n_out, used = l->used < n ? l->used : n;

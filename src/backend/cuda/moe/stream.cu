@@ -69,7 +69,7 @@ int stream_share(int n, int group, double host_s, double copy_s)
     return n - k < 0.5 * group ? n : share;
 }
 
-/* Seconds of the CPU for a layer's experts and the uses that so many rows have of them, if all are used alike. */
+/* Seconds that the CPU needs for the experts of a layer when `rows` rows choose among all experts alike. */
 static double host_seconds(const struct expert_stream *s, const struct stream_source *l, int rows)
 {
     double uses = (double)rows * l->used * l->n / l->n_expert;
