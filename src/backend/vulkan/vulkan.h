@@ -214,8 +214,8 @@ struct vulkan {
     bool late;                   /* scratch.late is not added to the stream yet */
     bool parallel;               /* a block reads the stream that the one before read */
     const struct block *pending; /* its result is not added to the stream yet; NULL = none */
-    uint32_t
-        grouped; /* the layer's rows are listed by expert, in tiles of `grouped` rows; 0: they are not */
+    /* The layer's rows are listed by expert, in tiles of `grouped` rows. 0: they are not. */
+    uint32_t grouped;
     uint64_t bytes_at, bytes_of; /* scratch.bytes has the rows that lie here; 0 = none */
     bool angles;                 /* cos and sin of the step's rows are enqueued */
 
